@@ -1,0 +1,257 @@
+"""The test bed: SGLang's whole ``Scheduler`` in this process, on a CPU.
+
+SGLang is imported from ``PYTHONPATH``, once per process, so a process tests one tree.
+Requests enter where the tokenizer's would and results are read off what the scheduler
+sends to the detokenizer; in between everything is SGLang's own: its event loops, its
+pools, its models, its backends (``intel_xpu`` on the stand-in for the kernels).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+# SGLang reads these when it is imported.
+ENV = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_DEBUG_MEMORY_POOL": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+os.environ.update({k: v for k, v in ENV.items() if k not in os.environ})
+
+import torch  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request as a client's tokenizer would send it.
+
+    ``input_ids``: the decoder's prompt. ``features``: float32 ``[1, 80, 2E]`` for
+    Whisper, ``[1, images, tiles, 3, 56, 56]`` for Mllama, None for text only.
+    ``arrive_at``: the scheduler's loop iteration at which it arrives; ``abort_at``:
+    the one at which its client goes away.
+    """
+
+    input_ids: tuple[int, ...]
+    features: torch.Tensor | None = None
+    max_new_tokens: int = 8
+    ignore_eos: bool = True
+    stop_token_ids: tuple[int, ...] = ()
+    return_logprob: bool = True
+    logprob_start_len: int = -1
+    arrive_at: int = 0
+    abort_at: int | None = None
+
+
+@dataclasses.dataclass
+class Result:
+    """What the scheduler sent for one request; log-probabilities are natural logs."""
+
+    output_ids: list[int] = dataclasses.field(default_factory=list)
+    output_logprobs: list[float] = dataclasses.field(default_factory=list)
+    input_logprobs: list[float | None] = dataclasses.field(default_factory=list)
+    finish: dict | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    retractions: int = 0
+
+
+class _Receiver:
+    """SGLang's request receiver with the bed's queue in place of the socket."""
+
+    def __init__(self, real, recv_requests):
+        self._real = real
+        self.recv_requests = recv_requests
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+
+class Bed:
+    """A scheduler with its pools; ``close`` it before the next one is made."""
+
+    def __init__(
+        self,
+        model: Path,
+        backend: str,
+        page_size: int,
+        *,
+        overlap: bool = False,
+        radix: bool = False,
+        max_total_tokens: int = 8192,
+        max_running_requests: int = 8,
+        **server_args,
+    ):
+        from sglang.srt.runtime_context import SpawnRanks, publish
+        from sglang.srt.server_args import PortArgs, ServerArgs
+
+        args = dict(
+            model_path=str(model),
+            device="cpu",
+            dtype="float32",
+            attention_backend=backend,
+            page_size=page_size,
+            disable_cuda_graph=True,
+            max_total_tokens=max_total_tokens,
+            max_running_requests=max_running_requests,
+            skip_tokenizer_init=True,
+            disable_overlap_schedule=not overlap,
+            disable_radix_cache=not radix,
+            random_seed=0,
+            log_level="error",
+        )
+        self.server_args = ServerArgs(**(args | server_args))
+        self.server_args.resolve_once()
+        self.server_args.check_server_args()
+        port_args = PortArgs.init_new(self.server_args)
+        publish(
+            self.server_args,
+            role="scheduler",
+            ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
+        )
+        from sglang.srt.managers.scheduler import Scheduler
+
+        self.scheduler = Scheduler(self.server_args, port_args)
+        self.page_size = self.scheduler.page_size
+        self.allocator = self.scheduler.token_to_kv_pool_allocator
+        self.req_to_token_pool = self.scheduler.req_to_token_pool
+        self.start = self.free()
+        self.results: dict[str, Result] = {}
+        # Called before every iteration with its number; tests look inside here.
+        self.probe: Callable[[int], None] = lambda step: None
+        self.steps = 0
+        self._todo: list[tuple[int, object]] = []
+        self.scheduler.request_receiver = _Receiver(
+            self.scheduler.request_receiver, self._receive
+        )
+        for sender in (
+            self.scheduler.output_streamer.send_to_detokenizer,
+            self.scheduler.ipc_channels.send_to_tokenizer,
+        ):
+            sender.send_output = self._collect
+
+    def free(self) -> tuple[int, int]:
+        """Free KV slots and free request rows."""
+        return self.allocator.available_size(), self.req_to_token_pool.available_size()
+
+    def run(self, requests: Iterable[Request], max_steps: int = 5000) -> list[Result]:
+        """Serve ``requests`` through SGLang's own event loop until it is idle."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        first = self.steps
+        rids = []
+        for request in requests:
+            rid = f"r{len(self.results)}"
+            self.results[rid] = Result()
+            rids.append(rid)
+            self._todo.append((first + request.arrive_at, self._tokenized(rid, request)))
+            if request.abort_at is not None:
+                self._todo.append((first + request.abort_at, AbortReq(rid=rid)))
+        self._todo.sort(key=lambda item: item[0])
+        self._last_step = first + max_steps
+        self.scheduler.gracefully_exit = False
+        loop = (
+            self.scheduler.event_loop_overlap
+            if self.scheduler.enable_overlap
+            else self.scheduler.event_loop_normal
+        )
+        loop()
+        return [self.results[rid] for rid in rids]
+
+    def run_one(self, request: Request) -> Result:
+        return self.run([request])[0]
+
+    def close(self) -> None:
+        """Tear down the process groups, so that another scheduler can be made."""
+        from sglang.srt.distributed.parallel_state import (
+            destroy_distributed_environment,
+            destroy_model_parallel,
+        )
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+    def _receive(self, local_reqs=None):
+        self.probe(self.steps)
+        due = [item for at, item in self._todo if at <= self.steps]
+        self._todo = [(at, item) for at, item in self._todo if at > self.steps]
+        if not due and not self._todo and self.scheduler.is_fully_idle():
+            self.scheduler.gracefully_exit = True
+        if self.steps >= self._last_step:
+            raise TimeoutError(f"not idle after {self.steps} steps")
+        self.steps += 1
+        return list(local_reqs or []) + due
+
+    def _tokenized(self, rid: str, request: Request):
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.managers.schedule_batch import (
+            Modality,
+            MultimodalDataItem,
+            MultimodalProcessorOutput,
+        )
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        mm_inputs = None
+        if request.features is not None:
+            is_image = request.features.ndim == 6
+            item = MultimodalDataItem(
+                modality=Modality.IMAGE if is_image else Modality.AUDIO,
+                feature=request.features.clone(),
+            )
+            if is_image:
+                tiles = request.features.shape[2]
+                images = request.features.shape[1]
+                # transformers numbers the aspect ratios 1x1, 1x2, 1x3, 1x4 from 1
+                item.set("aspect_ratio_ids", torch.full((1, images), tiles))
+                item.set("aspect_ratio_mask", torch.ones(1, images, tiles, dtype=torch.int64))
+            mm_inputs = MultimodalProcessorOutput(mm_items=[item])
+        params = SamplingParams(
+            temperature=0.0,
+            max_new_tokens=request.max_new_tokens,
+            ignore_eos=request.ignore_eos,
+            stop_token_ids=list(request.stop_token_ids),
+        )
+        params.normalize(None)
+        return TokenizedGenerateReqInput(
+            rid=rid,
+            input_text=None,
+            input_ids=array("q", request.input_ids),
+            input_embeds=None,
+            mm_inputs=mm_inputs,
+            token_type_ids=None,
+            sampling_params=params,
+            return_logprob=request.return_logprob,
+            logprob_start_len=request.logprob_start_len,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=False,
+        )
+
+    def _collect(self, output, recv=None) -> None:
+        rids = getattr(output, "rids", None) or [getattr(output, "rid", None)]
+        for i, rid in enumerate(rids):
+            result = self.results.get(rid)
+            if result is None:
+                continue
+            if not hasattr(output, "output_ids"):  # AbortReq of a request never run
+                result.finish = output.finished_reason or {"type": "abort"}
+                continue
+            result.output_ids += list(output.output_ids[i])
+            result.finish = output.finished_reasons[i]
+            result.prompt_tokens = output.prompt_tokens[i]
+            result.completion_tokens = output.completion_tokens[i]
+            result.cached_tokens = output.cached_tokens[i]
+            if output.retraction_counts:
+                result.retractions = output.retraction_counts[i]
+            for name in ("output", "input"):
+                values = getattr(output, f"{name}_token_logprobs_val", None)
+                if values and values[i] is not None:
+                    getattr(result, f"{name}_logprobs").extend(values[i])
