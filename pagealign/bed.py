@@ -88,6 +88,7 @@ class Bed:
         radix: bool = False,
         max_total_tokens: int = 8192,
         max_running_requests: int = 8,
+        poison: bool = True,
         **server_args,
     ):
         from sglang.srt.runtime_context import SpawnRanks, publish
@@ -125,13 +126,12 @@ class Bed:
         self.req_to_token_pool = self.scheduler.req_to_token_pool
         self.start = self.free()
         self.results: dict[str, Result] = {}
+        self.poison = poison
         # Called before every iteration with its number; tests look inside here.
         self.probe: Callable[[int], None] = lambda step: None
         self.steps = 0
         self._todo: list[tuple[int, object]] = []
-        self.scheduler.request_receiver = _Receiver(
-            self.scheduler.request_receiver, self._receive
-        )
+        self.scheduler.request_receiver = _Receiver(self.scheduler.request_receiver, self._receive)
         for sender in (
             self.scheduler.output_streamer.send_to_detokenizer,
             self.scheduler.ipc_channels.send_to_tokenizer,
@@ -141,6 +141,20 @@ class Bed:
     def free(self) -> tuple[int, int]:
         """Free KV slots and free request rows."""
         return self.allocator.available_size(), self.req_to_token_pool.available_size()
+
+    def poison_free_slots(self) -> None:
+        """Fill every slot that no request owns: K with NaN, V with 1e4.
+
+        Done before each iteration, so what a request is given is poisoned until it is
+        written, the gap for good. A read of it shows; V stays finite because the XPU
+        kernel multiplies the tail of a partly used page by zero.
+        """
+        pages = self.allocator.get_all_free_pages()
+        slots = pages[:, None] * self.page_size + torch.arange(self.page_size)
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
+        for k, v in zip(pool.k_buffer, pool.v_buffer, strict=True):
+            k[slots.flatten()] = float("nan")
+            v[slots.flatten()] = 1e4
 
     def run(self, requests: Iterable[Request], max_steps: int = 5000) -> list[Result]:
         """Serve ``requests`` through SGLang's own event loop until it is idle."""
@@ -180,6 +194,8 @@ class Bed:
         destroy_distributed_environment()
 
     def _receive(self, local_reqs=None):
+        if self.poison:
+            self.poison_free_slots()
         self.probe(self.steps)
         due = [item for at, item in self._todo if at <= self.steps]
         self._todo = [(at, item) for at, item in self._todo if at > self.steps]

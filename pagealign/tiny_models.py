@@ -87,7 +87,7 @@ def tiny_mllama(folder: Path, *, seed: int = 0) -> Path:
     config = MllamaConfig(
         vision_config=MllamaVisionConfig(
             hidden_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=3,
             num_global_layers=1,
             attention_heads=2,
             intermediate_size=64,
@@ -96,7 +96,7 @@ def tiny_mllama(folder: Path, *, seed: int = 0) -> Path:
             image_size=MLLAMA_IMAGE,
             patch_size=MLLAMA_PATCH,
             max_num_tiles=MLLAMA_TILES,
-            intermediate_layers_indices=[0],
+            intermediate_layers_indices=[1],
             initializer_range=0.2,
         ),
         text_config=MllamaTextConfig(
@@ -121,7 +121,12 @@ def tiny_mllama(folder: Path, *, seed: int = 0) -> Path:
         for name, param in model.named_parameters():
             if name.endswith(("cross_attn_attn_gate", "cross_attn_mlp_gate")):
                 param.fill_(0.8)
-            elif "vision_model" in name and name.endswith("gate") or "gate_" in name and param.numel() == 1:
+            elif (
+                "vision_model" in name
+                and name.endswith("gate")
+                or "gate_" in name
+                and param.numel() == 1
+            ):
                 param.fill_(0.5)
     model.save_pretrained(folder)
     return folder

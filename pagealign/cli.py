@@ -1,0 +1,156 @@
+"""The command line. Commands import what they run when they run: ``--help`` stays quick."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pagealign import __version__
+from pagealign.errors import PagealignError
+
+app = typer.Typer(
+    name="pagealign",
+    help="Page-aligned encoder KV for SGLang: run, compare and check the patch series.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+
+
+class Tree(enum.StrEnum):
+    """The trees that a server can run on."""
+
+    aligned = "aligned"
+    stock = "stock"
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Turn a PagealignError into one red line and exit code 2, Ctrl-C into 130."""
+    try:
+        yield
+    except PagealignError as error:
+        Console(stderr=True, soft_wrap=True).print(Text(f"pagealign: {error}", style="red"))
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        print("pagealign: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def transcribe(
+    audio: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="AUDIO", help="Recordings; the fetched clips if none."),
+    ] = None,
+    tree: Annotated[Tree, typer.Option(help="The SGLang tree to run.")] = Tree.aligned,
+    sglang: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Your own SGLang checkout, in place of --tree."),
+    ] = None,
+    page_size: Annotated[int, typer.Option(min=1, help="Slots per page.")] = 64,
+    backend: Annotated[str, typer.Option(help="SGLang's --attention-backend.")] = "intel_xpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, xpu or cuda.")] = "auto",
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A Whisper folder; Whisper-base if none."),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Clips sent at once.")] = 1,
+    language: Annotated[str, typer.Option(help="The language spoken.")] = "en",
+) -> None:
+    """Transcribe recordings on a real SGLang server that is started for it."""
+    with errors_as_lines():
+        from pagealign import transcribe as module
+
+        code = module.run(
+            audio=audio or [],
+            tree=tree.value,
+            sglang=sglang,
+            page_size=page_size,
+            backend=backend,
+            device=device,
+            model=model,
+            concurrency=concurrency,
+            language=language,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the table and the logs go.")
+    ] = Path("reports/demo"),
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="This row only; may be repeated.")
+    ] = None,
+) -> None:
+    """Run stock and patched SGLang on the same clips and print one table."""
+    with errors_as_lines():
+        from pagealign import demo as module
+
+        code = module.run(out=out, only=only or [])
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is installed, which parts can run here, and what is missing."""
+    with errors_as_lines():
+        from pagealign import doctor as module
+
+        code = module.run(as_json=json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def tree(
+    name: Annotated[str, typer.Argument(help="stock, aligned or aligned-core.")],
+) -> None:
+    """Build an SGLang tree if it is missing; print the folder to put on PYTHONPATH."""
+    with errors_as_lines():
+        from pagealign.trees import build_tree
+
+        path = build_tree(name)
+    print(path)
+
+
+@app.command()
+def assets() -> None:
+    """Fetch, check and convert the weights and the recordings."""
+    with errors_as_lines():
+        from pagealign.assets import clips, whisper_base
+
+        weights = whisper_base()
+        recordings = clips()
+    print(weights)
+    for clip in recordings:
+        print(f"{clip.path} ({clip.seconds:.1f} s)")

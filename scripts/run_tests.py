@@ -1,0 +1,211 @@
+"""Runs groups of tests and prints their sum last: ``N passed, N failed, N skipped``.
+
+    scripts/run_tests.sh [--slow] [-j N] [GROUP...] [-- PYTEST_ARGUMENT...]
+
+SGLang is imported once per process, so each group is a pytest process of its own:
+
+    unit      tests/test_*.py   no SGLang tree
+    aligned   tests/aligned     the aligned tree first on PYTHONPATH
+    stock     tests/stock       the stock tree first on PYTHONPATH
+    server    tests/server      starts servers, each with a tree of its own
+
+Exits non-zero if a test failed, a group could not run, or a group ran no test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+GROUPS = ("unit", "aligned", "stock", "server")
+WITH_TREE = ("aligned", "stock")
+NONE_COLLECTED = 5  # pytest's exit code
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a group ended; ``problem`` is a reason to fail that no test shows."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    problem: str | None = None
+
+
+def read_junit(path: Path) -> Outcome:
+    """Count the test cases of a junit XML file; a failure in teardown counts as failed."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for case in ET.parse(path).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            counts["failed"] += 1
+        elif "skipped" in kinds:
+            counts["skipped"] += 1
+        else:
+            counts["passed"] += 1
+    return Outcome(**counts)
+
+
+def judge(counts: Outcome, code: int, none_is_fine: bool) -> Outcome:
+    """Add the problem that pytest's exit code or the counts show, if any."""
+    ran = counts.passed + counts.failed
+    problem = None
+    if code == NONE_COLLECTED or (ran == 0 and code == 0):
+        problem = None if none_is_fine else "ran no test"
+    elif code != 0 and counts.failed == 0:
+        problem = f"pytest exited with {code}"
+    return Outcome(counts.passed, counts.failed, counts.skipped, problem)
+
+
+def tests_of(group: str, repo: Path = REPO) -> list[str]:
+    """The group's files or folder, for pytest; FileNotFoundError if there are none."""
+    if group == "unit":
+        found = sorted(str(path) for path in (repo / "tests").glob("test_*.py"))
+        if not found:
+            raise FileNotFoundError(f"no test_*.py in {repo / 'tests'}")
+        return found
+    folder = repo / "tests" / group
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    return [str(folder)]
+
+
+class Runner:
+    """Runs groups, some at a time; their output goes to stdout, line by line."""
+
+    def __init__(self, pytest_args: Sequence[str], slow: bool, prefixed: bool, repo: Path = REPO):
+        self.pytest_args = list(pytest_args)
+        self.slow = slow
+        self.prefixed = prefixed
+        self.repo = repo
+        self.out = repo / "build" / "tests"
+        self._print_lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+
+    def stop(self) -> None:
+        """Interrupt what runs, so that fixtures are torn down and servers stopped."""
+        for process in list(self._running):
+            process.send_signal(signal.SIGINT)
+
+    def run(self, group: str) -> Outcome:
+        junit = self.out / f"{group}.xml"
+        junit.unlink(missing_ok=True)
+        try:
+            tests = tests_of(group, self.repo)
+            env = self._environment(group)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            return Outcome(problem=str(error))
+        marker = "slow" if self.slow else "not slow"
+        command = [sys.executable, "-m", "pytest", "-m", marker, f"--junitxml={junit}"]
+        command += ["-o", f"cache_dir={self.out / f'{group}.cache'}", *self.pytest_args, *tests]
+        code = self._stream(group, command, env)
+        try:
+            counts = read_junit(junit)
+        except (FileNotFoundError, ET.ParseError):
+            return Outcome(problem=f"pytest exited with {code} and left no result")
+        return judge(counts, code, none_is_fine=self.slow)
+
+    def _environment(self, group: str) -> dict[str, str]:
+        """One OpenMP thread per process, and on PYTHONPATH: tree, stand-ins, repository."""
+        env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        paths = [str(self.repo)]
+        env["PYTHONPATH"] = paths[0]
+        if group in WITH_TREE:
+            tree = subprocess.run(
+                [sys.executable, "-m", "pagealign", "tree", group],
+                env=env,
+                cwd=self.repo,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            paths = [tree, str(self.repo / "pagealign" / "standins"), *paths]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+        return env
+
+    def _stream(self, group: str, command: Sequence[str], env: dict[str, str]) -> int:
+        if not self.prefixed:
+            process = subprocess.Popen(command, env=env, cwd=self.repo, text=True)
+            self._running.add(process)
+            return process.wait()
+        process = subprocess.Popen(
+            command,
+            env=env | {"PYTHONUNBUFFERED": "1"},
+            cwd=self.repo,
+            text=True,
+            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._running.add(process)
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._print_lock:
+                print(f"{group:>7} | {line}", end="", flush=True)
+        return process.wait()
+
+
+def summarise(outcomes: dict[str, Outcome], slow: bool) -> tuple[list[str], int]:
+    """The closing lines and the exit code. A group with a problem counts as one failure."""
+    lines = [f"{group}: {o.problem}" for group, o in outcomes.items() if o.problem]
+    passed = sum(o.passed for o in outcomes.values())
+    failed = sum(o.failed for o in outcomes.values()) + len(lines)
+    skipped = sum(o.skipped for o in outcomes.values())
+    if slow and passed + failed == 0:
+        lines.append("no test is marked slow")
+        failed = 1
+    lines.append(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return lines, int(failed > 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    pytest_args: list[str] = []
+    if "--" in arguments:
+        split = arguments.index("--")
+        arguments, pytest_args = arguments[:split], arguments[split + 1 :]
+    parser = argparse.ArgumentParser(prog="run_tests.sh", description="Run groups of tests.")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--slow", action="store_true", help="the tests marked slow, not the rest")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="groups at a time (2)")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    groups = list(dict.fromkeys(options.groups)) or list(GROUPS)
+
+    runner = Runner(pytest_args, options.slow, prefixed=len(groups) > 1)
+    runner.out.mkdir(parents=True, exist_ok=True)
+    interrupted = threading.Event()
+
+    def on_signal(signum: int, frame: object) -> None:
+        # A terminal's Ctrl-C reaches the children by itself; a kill of this process doesn't.
+        interrupted.set()
+        if signum == signal.SIGTERM:
+            runner.stop()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+    def run(group: str) -> Outcome:
+        return Outcome(problem="interrupted") if interrupted.is_set() else runner.run(group)
+
+    with ThreadPoolExecutor(max(1, options.j)) as pool:
+        outcomes = dict(zip(groups, pool.map(run, groups), strict=True))
+    lines, code = summarise(outcomes, options.slow)
+    # After a crash the last line of output may have no end.
+    print("", *lines, sep="\n", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

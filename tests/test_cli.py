@@ -1,0 +1,192 @@
+"""The command line: what reaches the command modules, errors as lines, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pagealign.cli import app
+from pagealign.errors import PagealignError
+from pagealign.paths import REPO
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Puts a stand-in with the given ``run`` in place of a command's module."""
+
+    def replace(name: str, **functions) -> None:
+        stand_in = types.SimpleNamespace(**functions)
+        monkeypatch.setitem(sys.modules, f"pagealign.{name}", stand_in)
+        monkeypatch.setattr("pagealign." + name, stand_in, raising=False)
+
+    return replace
+
+
+def raising(error: BaseException):
+    def run(**_):
+        raise error
+
+    return run
+
+
+def test_transcribe_hands_on_its_defaults(module):
+    calls = []
+    module("transcribe", run=lambda **options: calls.append(options) or 0)
+    result = CliRunner().invoke(app, ["transcribe"])
+    assert result.exit_code == 0, result.output
+    assert calls == [
+        {
+            "audio": [],
+            "tree": "aligned",
+            "sglang": None,
+            "page_size": 64,
+            "backend": "intel_xpu",
+            "device": "auto",
+            "model": None,
+            "concurrency": 1,
+            "language": "en",
+        }
+    ]
+
+
+def test_transcribe_hands_on_what_is_given(module):
+    calls = []
+    module("transcribe", run=lambda **options: calls.append(options) or 0)
+    line = (
+        "transcribe a.wav b.wav --tree stock --sglang my/sglang --page-size 128 --backend "
+        "torch_native --device cpu --model my/whisper --concurrency 4 --language de"
+    )
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert calls == [
+        {
+            "audio": [Path("a.wav"), Path("b.wav")],
+            "tree": "stock",
+            "sglang": Path("my/sglang"),
+            "page_size": 128,
+            "backend": "torch_native",
+            "device": "cpu",
+            "model": Path("my/whisper"),
+            "concurrency": 4,
+            "language": "de",
+        }
+    ]
+
+
+def test_demo_hands_on_its_options(module):
+    calls = []
+    module("demo", run=lambda **options: calls.append(options) or 0)
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    line = "demo --out o --only one --only two"
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert calls == [
+        {"out": Path("reports/demo"), "only": []},
+        {"out": Path("o"), "only": ["one", "two"]},
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_commands_code_is_the_exit_code(module, code):
+    module("demo", run=lambda **_: code)
+    assert CliRunner().invoke(app, ["demo"]).exit_code == code
+
+
+@pytest.mark.parametrize("command", ["transcribe", "demo"])
+def test_an_error_is_one_line_on_stderr_and_code_2(module, command):
+    message = "no such file: [bold]x.wav[/bold]; name a recording " + "y" * 100
+    module(command, run=raising(PagealignError(message)))
+    result = CliRunner().invoke(app, [command])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == f"pagealign: {message}\n"
+
+
+def test_an_error_is_red_on_a_terminal(module, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    module("demo", run=raising(PagealignError("broken")))
+    result = CliRunner().invoke(app, ["demo"], color=True)
+    assert "\x1b[31m" in result.stderr
+
+
+def test_an_interruption_is_code_130_without_a_traceback(module):
+    module("demo", run=raising(KeyboardInterrupt()))
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 130
+    assert result.stderr == "pagealign: interrupted\n"
+
+
+def test_another_exception_is_not_hidden(module):
+    module("demo", run=raising(ZeroDivisionError()))
+    assert isinstance(CliRunner().invoke(app, ["demo"]).exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "transcribe --page-size 0",
+        "transcribe --page-size many",
+        "transcribe --concurrency 0",
+        "transcribe --tree varnished",
+        "tree",
+        "nonsense",
+    ],
+)
+def test_wrong_usage_is_code_2(module, line):
+    module("transcribe", run=lambda **_: 0)
+    assert CliRunner().invoke(app, line.split()).exit_code == 2
+
+
+def test_tree_prints_the_path_and_nothing_else(module, tmp_path):
+    module("trees", build_tree=lambda name: tmp_path / name)
+    result = CliRunner().invoke(app, ["tree", "aligned"])
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'aligned'}\n")
+
+
+def test_help_imports_no_heavy_package():
+    code = (
+        "import sys\n"
+        "from pagealign.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'sglang', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO, stdout=subprocess.DEVNULL)
+
+
+def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python -m pagealign`` with the standard library and nothing else."""
+    env = {"PYTHONPATH": str(REPO), "PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    command = [sys.executable, "-S", "-m", "pagealign", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_without_typer_a_command_says_what_to_do():
+    result = bare("demo")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "make env" in result.stderr
+
+
+def test_without_typer_doctor_still_reports():
+    result = bare("doctor")
+    assert result.returncode == 1
+    assert result.stderr == ""
+    assert "typer" not in result.stdout
+    assert "torch" in result.stdout and "make env" in result.stdout
+
+
+def test_without_typer_doctor_refuses_what_it_does_not_know():
+    result = bare("doctor", "--jsn")
+    assert result.returncode == 2
+    assert "--jsn" in result.stderr
