@@ -34,18 +34,21 @@ class Request:
     """One request as a client's tokenizer would send it.
 
     ``input_ids``: the decoder's prompt. ``features``: float32 ``[1, 80, 2E]`` for
-    Whisper, ``[1, images, tiles, 3, 56, 56]`` for Mllama, None for text only.
+    Whisper, ``[1, images, 4, 3, 56, 56]`` for Mllama, None for text only. ``tiles``: how
+    many of each image's four tiles are real (Mllama's processor pads to four).
     ``arrive_at``: the scheduler's loop iteration at which it arrives; ``abort_at``:
     the one at which its client goes away.
     """
 
     input_ids: tuple[int, ...]
     features: torch.Tensor | None = None
+    tiles: int = 4
     max_new_tokens: int = 8
     ignore_eos: bool = True
     stop_token_ids: tuple[int, ...] = ()
     return_logprob: bool = True
     logprob_start_len: int = -1
+    beam_width: int | None = None
     arrive_at: int = 0
     abort_at: int | None = None
 
@@ -89,8 +92,13 @@ class Bed:
         max_total_tokens: int = 8192,
         max_running_requests: int = 8,
         poison: bool = True,
+        overcommit: bool = False,
         **server_args,
     ):
+        """``overcommit``: admit requests as if each wrote 8 more tokens, so that those of
+        a small pool are retracted (SGLang's SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, which
+        it reads once, when it is imported).
+        """
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -109,6 +117,8 @@ class Bed:
             random_seed=0,
             log_level="error",
         )
+        if overcommit:
+            args["schedule_conservativeness"] = 0.01
         self.server_args = ServerArgs(**(args | server_args))
         self.server_args.resolve_once()
         self.server_args.check_server_args()
@@ -118,8 +128,10 @@ class Bed:
             role="scheduler",
             ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
         )
+        from sglang.srt.managers import schedule_policy
         from sglang.srt.managers.scheduler import Scheduler
 
+        schedule_policy.CLIP_MAX_NEW_TOKENS = 8 if overcommit else 4096
         self.scheduler = Scheduler(self.server_args, port_args)
         self.page_size = self.scheduler.page_size
         self.allocator = self.scheduler.token_to_kv_pool_allocator
@@ -129,9 +141,19 @@ class Bed:
         self.poison = poison
         # Called before every iteration with its number; tests look inside here.
         self.probe: Callable[[int], None] = lambda step: None
+        # Called with every batch before its forward.
+        self.on_batch: Callable[[object], None] = lambda batch: None
         self.steps = 0
+        self._one_step = False
         self._todo: list[tuple[int, object]] = []
         self.scheduler.request_receiver = _Receiver(self.scheduler.request_receiver, self._receive)
+        run_batch = self.scheduler.run_batch
+
+        def observed(batch, *args, **kwargs):
+            self.on_batch(batch)
+            return run_batch(batch, *args, **kwargs)
+
+        self.scheduler.run_batch = observed
         for sender in (
             self.scheduler.output_streamer.send_to_detokenizer,
             self.scheduler.ipc_channels.send_to_tokenizer,
@@ -141,6 +163,19 @@ class Bed:
     def free(self) -> tuple[int, int]:
         """Free KV slots and free request rows."""
         return self.allocator.available_size(), self.req_to_token_pool.available_size()
+
+    def evict_cached(self) -> None:
+        """Evict all that the prefix cache holds; what is not free then has an owner."""
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        tree = self.scheduler.tree_cache
+        if not tree.disable:
+            tree.evict(EvictParams(num_tokens=tree.evictable_size()))
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """SGLang's model."""
+        return self.scheduler.tp_worker.model_runner.model
 
     def poison_free_slots(self) -> None:
         """Fill every slot that no request owns: K with NaN, V with 1e4.
@@ -163,7 +198,7 @@ class Bed:
         first = self.steps
         rids = []
         for request in requests:
-            rid = f"r{len(self.results)}"
+            rid = f"r{len(self.results):06}"  # SGLang aborts by prefix: one length for all
             self.results[rid] = Result()
             rids.append(rid)
             self._todo.append((first + request.arrive_at, self._tokenized(rid, request)))
@@ -171,6 +206,19 @@ class Bed:
                 self._todo.append((first + request.abort_at, AbortReq(rid=rid)))
         self._todo.sort(key=lambda item: item[0])
         self._last_step = first + max_steps
+        self._serve()
+        return [self.results[rid] for rid in rids]
+
+    def step(self) -> None:
+        """One iteration of SGLang's loop, without overlap."""
+        self._last_step = self.steps + 1
+        self._one_step = True
+        try:
+            self._serve()
+        finally:
+            self._one_step = False
+
+    def _serve(self) -> None:
         self.scheduler.gracefully_exit = False
         loop = (
             self.scheduler.event_loop_overlap
@@ -178,7 +226,6 @@ class Bed:
             else self.scheduler.event_loop_normal
         )
         loop()
-        return [self.results[rid] for rid in rids]
 
     def run_one(self, request: Request) -> Result:
         return self.run([request])[0]
@@ -199,8 +246,8 @@ class Bed:
         self.probe(self.steps)
         due = [item for at, item in self._todo if at <= self.steps]
         self._todo = [(at, item) for at, item in self._todo if at > self.steps]
-        if not due and not self._todo and self.scheduler.is_fully_idle():
-            self.scheduler.gracefully_exit = True
+        if self._one_step or (not due and not self._todo and self.scheduler.is_fully_idle()):
+            self.scheduler.gracefully_exit = True  # after this iteration
         if self.steps >= self._last_step:
             raise TimeoutError(f"not idle after {self.steps} steps")
         self.steps += 1
@@ -223,17 +270,18 @@ class Bed:
                 feature=request.features.clone(),
             )
             if is_image:
-                tiles = request.features.shape[2]
-                images = request.features.shape[1]
+                _, images, tiles = request.features.shape[:3]
                 # transformers numbers the aspect ratios 1x1, 1x2, 1x3, 1x4 from 1
-                item.set("aspect_ratio_ids", torch.full((1, images), tiles))
-                item.set("aspect_ratio_mask", torch.ones(1, images, tiles, dtype=torch.int64))
+                item.set("aspect_ratio_ids", torch.full((1, images), request.tiles))
+                real = torch.arange(tiles) < request.tiles
+                item.set("aspect_ratio_mask", real.long().expand(1, images, tiles).clone())
             mm_inputs = MultimodalProcessorOutput(mm_items=[item])
         params = SamplingParams(
             temperature=0.0,
             max_new_tokens=request.max_new_tokens,
             ignore_eos=request.ignore_eos,
             stop_token_ids=list(request.stop_token_ids),
+            beam_width=request.beam_width,
         )
         params.normalize(None)
         return TokenizedGenerateReqInput(

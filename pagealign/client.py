@@ -127,7 +127,20 @@ def _checked(response: httpx.Response) -> httpx.Response:
     return response
 
 
+@contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose end waits for its work, unless an exception, such as an interruption,
+    ends it: the server that the work waits for has to be stopped first then."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
 def at_once(work: Callable[[T], R], items: Sequence[T], limit: int) -> list[R]:
     """``work`` of each item, at most ``limit`` at a time; results in the items' order."""
-    with ThreadPoolExecutor(max_workers=limit) as pool:
+    with threads(limit) as pool:
         return list(pool.map(work, items))

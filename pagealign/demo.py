@@ -11,13 +11,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagealign import report, wer
 from pagealign.assets import Clip, clips, whisper_base
-from pagealign.client import Client, Generation, at_once, explained
+from pagealign.client import Client, Generation, at_once, explained, threads
 from pagealign.errors import PagealignError
 from pagealign.hf_reference import Reference, references
 from pagealign.server import PoolChecks, Server, ServerDied, ServerSpec, terminable
@@ -173,7 +172,7 @@ def _beside(
             out.append(client.healthy())
         return out
 
-    with ThreadPoolExecutor(2) as pool:
+    with threads(2) as pool:
         asked, healthy = pool.submit(texts), pool.submit(health)
         try:
             answers = at_once(lambda c: client.transcribe_tokens(c.path), spoken, AT_ONCE)

@@ -226,9 +226,14 @@ def test_the_users_git_and_environment_do_not_matter(run, tmp_path):
     (tmp_path / ".gitconfig").write_text(
         "[apply]\n whitespace = fix\n[core]\n autocrlf = true\n[user]\n name = me\n email = me@x\n"
     )
-    env = {"HOME": str(tmp_path), "CDPATH": "/"}
-    git(repo, "init", "-q", env=env)
-    env["GIT_DIR"] = str(repo / ".git")
+    make_package(tmp_path / "decoy/python")
+    other = make_checkout(tmp_path / "other", "v0.5.22")
+    git(repo, "init", "-q")
+    env = {
+        "HOME": str(tmp_path),
+        "CDPATH": str(tmp_path / "decoy"),
+        "GIT_DIR": str(other / ".git"),
+    }
     before = snapshot(package)
     ok(run("python", env=env, cwd=repo))
     assert contents(package) == ALL
@@ -567,7 +572,7 @@ def broken_series(release: TinyRelease, folder: Path, how: str) -> Path:
     shutil.copytree(release.patches, patches)
     if how == "hunk":  # the last diff of the series fails
         diff = patches / "fixes_third.diff"
-        diff.write_text(diff.read_text().replace(" (10)\n", " (not there)\n"))
+        diff.write_text(diff.read_text().replace(" (12)\n", " (not there)\n"))
     else:  # it applies, to another result
         diff = patches / "fixes_third.diff"
         diff.write_text(diff.read_text().replace("+('fix')", "+('another fix')"))
@@ -664,6 +669,20 @@ def test_a_killed_runs_leftovers_go_even_if_nothing_is_to_do(run, tree):
     (stage / f"run-{socket.gethostname()}-{dead_pid()}").touch()
     assert "already applied" in ok(run(tree))
     assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("mode", [["--reverse"], []])
+def test_nothing_of_a_killed_runs_staging_is_used(run, tmp_path, mode):
+    package = make_package(tmp_path, ALL if mode else STOCK)
+    stage = package / ".apply_patches"
+    for folder in ("old", "new", "work/python/sglang/srt"):
+        (stage / folder).mkdir(parents=True)
+        for name in ("0", "1", "2", "3", "4", "added.py", "many.py"):
+            (stage / folder / name).write_text("stale\n")
+    (stage / f"run-{socket.gethostname()}-{dead_pid()}").touch()
+    ok(run(*mode, tmp_path))
+    assert contents(package) == (STOCK if mode else ALL)
+    assert not stage.exists()
 
 
 def dead_pid() -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -74,7 +75,7 @@ def test_the_servers_own_requests_pass_no_proxy(monkeypatch: pytest.MonkeyPatch)
 def test_pool_checks() -> None:
     def on(checks: PoolChecks) -> set[str]:
         env = ServerSpec(Path("t"), Path("m"), pool_checks=checks).environment()
-        return {k for k, v in env.items() if k.startswith("SGLANG_") and "ENGINE" not in k}
+        return {k for k in env if "POOL" in k or "MEM_CHECK" in k or "KV" in k}
 
     idle = {"SGLANG_DEBUG_MEMORY_POOL", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE"}
     assert on(PoolChecks.OFF) == set() and on(PoolChecks.IDLE) == idle
@@ -195,45 +196,61 @@ def test_a_missing_launcher_is_not_left_running(tmp_path: Path) -> None:
 OWNER = """\
 import sys
 from pathlib import Path
+from pagealign.client import Client, at_once
 from pagealign.server import Server, ServerSpec, terminable
-spec = ServerSpec(Path("/t"), Path("/m"), launcher=(sys.executable, sys.argv[1], "ok"))
-with terminable(), Server(spec, Path(sys.argv[2])) as server:
+fake, mode, log = sys.argv[1:]
+spec = ServerSpec(Path("/t"), Path("/m"), launcher=(sys.executable, fake, mode))
+with terminable(), Server(spec, Path(log)) as server, Client(server.url) as client:
     print(server.pid, flush=True)
-    sys.stdin.read()
+    at_once(client.generate_text, ["x"] * 2, 2) if mode == "hangs" else sys.stdin.read()
 """
 
 
-@pytest.fixture
-def owner(child: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program of ours with a server that runs, its id on standard output."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(FAKE), str(tmp_path / "log")],
+@contextmanager
+def owner(mode: str, log: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A program of ours with a server that runs, and the server's process id."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(FAKE), mode, str(log)],
         env=os.environ | {"PYTHONPATH": str(REPO)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
-    )
-    yield process
-    process.kill()
-    process.communicate()
+    ) as process:
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_our_own_end_is_the_servers(
-    owner: subprocess.Popen[str], child: Path, how: signal.Signals
+def test_our_own_end_is_the_servers(child: Path, tmp_path: Path, how: signal.Signals) -> None:
+    with owner("ok", tmp_path / "log") as (process, leader):
+        assert alive(leader)
+        process.send_signal(how)
+        process.wait(30)
+        assert gone(leader, 0) and gone(int(child.read_text()), 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_our_end_does_not_wait_for_answers(
+    child: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    leader = int(owner.stdout.readline())
-    assert alive(leader)
-    owner.send_signal(how)
-    owner.wait(30)
-    assert gone(leader, 0) and gone(int(child.read_text()), 0)
+    log = tmp_path / "log"
+    with owner("hangs", log) as (process, leader):
+        deadline = time.monotonic() + 30
+        while log.read_text().count("a request") < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(how)
+        process.wait(30)
+        assert gone(leader, 0) and gone(int(child.read_text()), 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a child of its parent's death")
-def test_even_a_sudden_one(owner: subprocess.Popen[str], child: Path) -> None:
-    leader = int(owner.stdout.readline())
-    owner.kill()
-    assert gone(leader)
+def test_even_a_sudden_one(child: Path, tmp_path: Path) -> None:
+    with owner("ok", tmp_path / "log") as (process, leader):
+        process.kill()
+        assert gone(leader)
     os.kill(int(child.read_text()), signal.SIGKILL)  # a real server ends its children itself
 
 
