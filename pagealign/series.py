@@ -292,7 +292,9 @@ def _apply(work: Path, diff: Diff, tool: str, *, reverse: bool = False) -> None:
     if done.returncode:
         bad = [line for line in lines if "error:" in line or "FAILED" in line] or lines[-1:]
     else:
-        bad = [line for line in lines if re.search(r"\boffset\b|\bfuzz\b", line)]
+        # "|" and what follows is patch's echo of the diff's header
+        said = [line for line in lines if not line.startswith("|")]
+        bad = [line for line in said if re.search(r"\boffset\b|\bfuzz\b", line)]
     if bad:
         verb = "reverse" if reverse else "apply"
         raise PagealignError(f"{diff.name} does not {verb} exactly by {tool}: {bad[0].strip()}")
