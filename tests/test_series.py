@@ -253,6 +253,13 @@ def test_check_finds(release, spoil, problem):
     assert problem in problems[0]
 
 
+def test_check_reads_past_the_header(release):
+    """patch echoes the header; its words are not patch's own."""
+    first = release.patches / "first.diff"
+    first.write_text(first.read_text().replace("\n\n", "\n\nThe offset moves, with no fuzz.\n", 1))
+    assert check(release.patches) == []
+
+
 def test_check_finds_another_form_than_exports(release):
     """A hunk with two lines of context applies, but isn't what export writes."""
     path = release.patches / "fixes_third.diff"
