@@ -21,6 +21,8 @@ ENV = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    # Triton's kernels (FlashInfer's indices, FA3's graph metadata) in the interpreter
+    "TRITON_INTERPRET": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
@@ -132,7 +134,11 @@ class Bed:
         from sglang.srt.managers.scheduler import Scheduler
 
         schedule_policy.CLIP_MAX_NEW_TOKENS = 8 if overcommit else 4096
-        self.scheduler = Scheduler(self.server_args, port_args)
+        try:
+            self.scheduler = Scheduler(self.server_args, port_args)
+        except BaseException:
+            self.close()
+            raise
         self.page_size = self.scheduler.page_size
         self.allocator = self.scheduler.token_to_kv_pool_allocator
         self.req_to_token_pool = self.scheduler.req_to_token_pool
@@ -220,12 +226,7 @@ class Bed:
 
     def _serve(self) -> None:
         self.scheduler.gracefully_exit = False
-        loop = (
-            self.scheduler.event_loop_overlap
-            if self.scheduler.enable_overlap
-            else self.scheduler.event_loop_normal
-        )
-        loop()
+        self.scheduler.run_event_loop()
 
     def run_one(self, request: Request) -> Result:
         return self.run([request])[0]
