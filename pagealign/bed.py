@@ -95,14 +95,16 @@ class Bed:
         max_running_requests: int = 8,
         poison: bool = True,
         overcommit: bool = False,
+        retract_every: int | None = None,
         **server_args,
     ):
         """``overcommit``: admit requests as if each wrote 8 more tokens, so that those of
         a small pool are retracted (SGLang's SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION, which
-        it reads once, when it is imported).
+        it reads once, when it is imported). ``retract_every``: every so many steps retract
+        a request whether or not the pool is full (its SGLANG_TEST_RETRACT).
         """
         from sglang.srt.runtime_context import SpawnRanks, publish
-        from sglang.srt.server_args import PortArgs, ServerArgs
+        from sglang.srt.server_args import ServerArgs
 
         args = dict(
             model_path=str(model),
@@ -124,21 +126,19 @@ class Bed:
         self.server_args = ServerArgs(**(args | server_args))
         self.server_args.resolve_once()
         self.server_args.check_server_args()
-        port_args = PortArgs.init_new(self.server_args)
         publish(
             self.server_args,
             role="scheduler",
             ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
         )
         from sglang.srt.managers import schedule_policy
+        from sglang.srt.managers import scheduler as scheduler_module
         from sglang.srt.managers.scheduler import Scheduler
 
         schedule_policy.CLIP_MAX_NEW_TOKENS = 8 if overcommit else 4096
-        try:
-            self.scheduler = Scheduler(self.server_args, port_args)
-        except BaseException:
-            self.close()
-            raise
+        scheduler_module.TEST_RETRACT = retract_every is not None
+        scheduler_module.TEST_RETRACT_INTERVAL = retract_every or 1
+        self.scheduler = self._start(Scheduler)
         self.page_size = self.scheduler.page_size
         self.allocator = self.scheduler.token_to_kv_pool_allocator
         self.req_to_token_pool = self.scheduler.req_to_token_pool
@@ -165,6 +165,18 @@ class Bed:
             self.scheduler.ipc_channels.send_to_tokenizer,
         ):
             sender.send_output = self._collect
+
+    def _start(self, scheduler_class):
+        """A free port may be taken before it is listened on; try another then."""
+        from sglang.srt.server_args import PortArgs
+
+        for tries_left in (2, 1, 0):
+            try:
+                return scheduler_class(self.server_args, PortArgs.init_new(self.server_args))
+            except BaseException as fault:
+                self.close()
+                if not (isinstance(fault, torch.distributed.DistNetworkError) and tries_left):
+                    raise
 
     def free(self) -> tuple[int, int]:
         """Free KV slots and free request rows."""

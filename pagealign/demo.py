@@ -11,8 +11,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import psutil
 
 from pagealign import report, wer
 from pagealign.assets import Clip, clips, whisper_base
@@ -21,7 +25,9 @@ from pagealign.errors import PagealignError
 from pagealign.hf_reference import Reference, references
 from pagealign.server import PoolChecks, Server, ServerDied, ServerSpec, terminable
 
+R = TypeVar("R")
 AT_ONCE = 4
+TWO_SERVERS = 14 << 30  # bytes: a server takes 5.5 GB at its most
 TEXT = "The capital city of France is"
 LOGPROB_TOLERANCE = 1e-3  # float32, another order of summation; a wrong slot is off by > 1
 
@@ -80,7 +86,8 @@ class Row:
     words, in the transcription API's texts. ``pool_start`` and ``pool_end`` are free KV
     slots. ``text_beside`` counts the requests without audio that ran while clips decoded
     and gave what they give alone (None where not tried). ``died`` is the reason in the
-    server's log, ``problems`` what else is wrong. Times are in seconds.
+    server's log, ``problems`` what else is wrong. ``startup_seconds`` is from the start of
+    the process, which may have been while another row ran; ``seconds`` is the row's turn.
     """
 
     name: str
@@ -152,42 +159,35 @@ def check(got: Generation, want: Reference, what: str, work: _Work) -> bool:
 def _beside(
     client: Client, work: _Work, spoken: Sequence[Clip], want: dict[str, Reference]
 ) -> None:
-    """Requests without audio, alone and while four clips decode."""
+    """Requests without audio, alone and one after the other while four clips decode."""
     alone = client.generate_text(TEXT)
     if not client.healthy():
         work.problem("/health_generate alone")
-    done, ran = threading.Event(), 0
+    done = threading.Event()
 
-    def texts() -> list[Generation]:
+    def while_decoding(ask: Callable[[], R]) -> list[R]:
+        """The answers to what was asked before the last clip's answer."""
         out = []
         while not done.is_set():
-            answer = client.generate_text(TEXT)
-            if not done.is_set():  # else it may have run after the last clip
-                out.append(answer)
-        return out
-
-    def health() -> list[bool]:
-        out = []
-        while not done.is_set():
-            out.append(client.healthy())
+            out.append(ask())
         return out
 
     with threads(2) as pool:
-        asked, healthy = pool.submit(texts), pool.submit(health)
         try:
+            texts = pool.submit(while_decoding, lambda: client.generate_text(TEXT))
+            health = pool.submit(while_decoding, client.healthy)
             answers = at_once(lambda c: client.transcribe_tokens(c.path), spoken, AT_ONCE)
         finally:
             done.set()
         for clip, answer in zip(spoken, answers, strict=True):
             check(answer, want[clip.name], f"{clip.name} beside text", work)
-        ran = len(asked.result())
-        if any(a.tokens != alone.tokens for a in asked.result()):
+        if any(a.tokens != alone.tokens for a in texts.result()):
             work.problem("a request without audio gives other tokens beside clips")
-        if not all(healthy.result()):
+        if not all(health.result()):
             work.problem("/health_generate beside clips")
-    if not ran:
+        work.text_beside = len(texts.result())
+    if not work.text_beside:
         work.problem("no request without audio ran beside the clips")
-    work.text_beside = ran
 
 
 def exercise(
@@ -222,10 +222,13 @@ def exercise(
 def run_case(
     case: Case, spec: ServerSpec, log: Path, spoken: Sequence[Clip], want: dict[str, Reference]
 ) -> Row:
-    """Run one row's server; a server that dies or refuses is a result too."""
+    """Run one row on a server of its own; one that dies or refuses is a result too."""
+    return _run(case, Server(spec, log), spoken, want)
+
+
+def _run(case: Case, server: Server, spoken: Sequence[Clip], want: dict[str, Reference]) -> Row:
     spoken = [c for c in spoken if not case.clips or c.name in case.clips]
     work, started = _Work(clips=len(spoken)), time.monotonic()
-    server = Server(spec, log)
     try:
         with server:
             work.startup_seconds = server.startup_seconds
@@ -245,7 +248,7 @@ def run_case(
         expected=case.expect.value,
         as_expected=as_expected(case.expect, work.died, work.problems),
         seconds=time.monotonic() - started,
-        log=log,
+        log=server.log,
         **vars(work),
     )
 
@@ -277,7 +280,7 @@ COLUMNS = (
     report.Column("WER", lambda r: "" if r.wer is None else f"{r.wer:.1%}", right=True),
     report.Column("text", lambda r: "" if r.text_beside is None else str(r.text_beside), True),
     report.Column(
-        "free slots", lambda r: "" if r.pool_end is None else f"{r.pool_start} -> {r.pool_end}"
+        "free slots", lambda r: "" if r.pool_end is None else f"{r.pool_end}/{r.pool_start}"
     ),
     report.Column("s", lambda r: f"{r.seconds:.0f}", right=True),
 )
@@ -288,7 +291,7 @@ Face transformers (float32, same prompt, greedy; log-probabilities within
 {LOGPROB_TOLERANCE:g}), sent one at a time and {AT_ONCE} at once.
 WER: of the transcription API's texts against the words that LibriVox's readers spoke.
 text: requests without audio that ran while {AT_ONCE} recordings decoded, same answer as alone.
-free slots: of the KV pool, before and after the work.
+free slots: of the KV pool, after the work / before it.
 poisoned: in the pool, what was never written holds NaN keys, so reading it would show.
 intel_xpu is SGLang's own XPU backend on a strict CPU stand-in for the kernels.
 """
@@ -347,9 +350,11 @@ def _run_all(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> li
     say("the answers of transformers")
     found = references(model, [c.path for c in spoken])
     want = {c.name: r for c, r in zip(spoken, found, strict=True)}
-    rows = []
-    for number, case in enumerate(cases, start=1):
-        say(f"the tree {case.tree}")
+    servers = []
+    for name in dict.fromkeys(case.tree for case in cases):
+        say(f"the tree {name}")
+        build_tree(name)
+    for case in cases:
         spec = ServerSpec(
             tree=build_tree(case.tree),
             model=model,
@@ -359,7 +364,16 @@ def _run_all(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> li
             pool_checks=case.checks,
             concurrency=AT_ONCE,
         )
-        say(f"server {number} of {len(cases)}: {case.name}")
-        rows.append(run_case(case, spec, out / f"{case.name}.log", spoken, want))
-        say(f"{case.name}: {_result(rows[-1])}")
+        servers.append(Server(spec, out / f"{case.name}.log"))
+    rows = []
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)
+        for number, (case, server) in enumerate(zip(cases, servers, strict=True), start=1):
+            say(f"server {number} of {len(cases)}: {case.name}")
+            server.start()
+            if number < len(servers) and psutil.virtual_memory().available > TWO_SERVERS:
+                servers[number].start()  # it is on its feet when this one is done
+            rows.append(_run(case, server, spoken, want))
+            say(f"{case.name}: {_result(rows[-1])}")
     return rows

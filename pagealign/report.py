@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-WIDTH = 120  # columns, at least: a log file or a pipe has no width of its own
+WIDTH = 130  # columns, at least: a log file or a pipe has no width of its own
 
 
 def console() -> Console:

@@ -30,9 +30,17 @@ from pagealign.layout import ceil_align
 from pagealign.paths import STANDINS
 
 LAUNCHER = (sys.executable, "-m", "sglang.launch_server")
-READY_TIMEOUT = 600.0  # seconds; 25 are usual, a loaded machine takes minutes
+READY_TIMEOUT = 900.0  # seconds; 25 are usual, on a loaded machine it takes minutes
 GRACE = 15.0  # seconds from SIGTERM to SIGKILL; SGLang takes about 5
 WHISPER_TOKENS = (1500, 448)  # encoder and decoder positions of one request, at most
+
+
+POOL_CHECKS = (
+    "SGLANG_DEBUG_MEMORY_POOL",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS",
+)
 
 
 class PoolChecks(enum.StrEnum):
@@ -45,9 +53,7 @@ class PoolChecks(enum.StrEnum):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        idle = ("SGLANG_DEBUG_MEMORY_POOL", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE")
-        busy = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "SGLANG_CHECK_KV_PAGE_INVARIANTS")
-        return {self.OFF: (), self.IDLE: idle, self.BUSY: idle + busy}[self]
+        return POOL_CHECKS[: {self.OFF: 0, self.IDLE: 2, self.BUSY: 4}[self]]
 
 
 class ServerDied(PagealignError):
@@ -99,6 +105,7 @@ class ServerSpec:
             # SGLang's own guess is for a GPU; the pool's size is already given
             *("--mem-fraction-static", "0.8"),
             "--disable-cuda-graph",
+            "--sleep-on-idle",  # a waiting scheduler would keep a core busy
             *self.extra_args,
         ]
 
@@ -113,9 +120,9 @@ class ServerSpec:
             env |= {"SGLANG_USE_CPU_ENGINE": "1", "PAGEALIGN_KERNELS": self.kernels}
             # a busy CPU takes its time over a step: 20 seconds are for a GPU
             env |= {"SGLANG_HEALTH_CHECK_TIMEOUT": "300"}
-            if self.poison:
-                env["PAGEALIGN_POISON"] = "1"
-        env |= dict.fromkeys(self.pool_checks.variables, "1")
+            env |= {"PAGEALIGN_POISON": str(int(self.poison))}
+        # each one set, so that nothing in our own environment decides
+        env |= {name: str(int(name in self.pool_checks.variables)) for name in POOL_CHECKS}
         env["PYTHONPATH"] = os.pathsep.join(path)
         env["PYTHONUNBUFFERED"] = "1"
         # a folder called sglang where we happen to be must not come before the tree
@@ -144,13 +151,18 @@ def free_port() -> int:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise SystemExit, so that servers are stopped."""
+    """Within, SIGTERM and SIGHUP raise SystemExit and SIGINT KeyboardInterrupt (a shell
+    starts background jobs without the latter), so that servers are stopped."""
 
     def leave(signum: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + signum)
 
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = {s: signal.signal(s, leave) for s in signals}
+    handlers = {
+        signal.SIGTERM: leave,
+        signal.SIGHUP: leave,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
     try:
         yield
     finally:
@@ -178,6 +190,7 @@ class Server:
         self.spec, self.log, self.timeout = spec, log, timeout
         self.port = 0
         self.startup_seconds = 0.0
+        self._started = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -191,14 +204,13 @@ class Server:
         return self._process.pid
 
     def __enter__(self) -> Server:
-        started = time.monotonic()
         self.start()
         try:
             self.wait_ready()
         except BaseException:
             self.stop()
             raise
-        self.startup_seconds = time.monotonic() - started
+        self.startup_seconds = time.monotonic() - self._started
         return self
 
     def __exit__(
@@ -210,7 +222,10 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Start the process and return at once."""
+        """Start the process and return at once; nothing if it is started already."""
+        if self._process is not None:
+            return
+        self._started = time.monotonic()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         with self.log.open("wb") as out:

@@ -2,9 +2,11 @@
 
 ``fake_server.py MODE [--host H --port P ...]``: ``ok`` serves; ``dies`` prints what a dying
 scheduler prints and exits; ``dies-later`` does so at the first request; ``stubborn``
-serves and ignores SIGTERM; ``mute`` runs and never answers. All but ``dies`` start a child
+serves and ignores SIGTERM; ``hangs`` is ready and answers no request; ``mute`` runs and
+never answers. All but ``dies`` start a child
 first and write its id to ``$FAKE_CHILD``. ``$FAKE_ANSWERS`` is a JSON object: ``tokens``,
-``logprobs`` and ``text`` per audio file (by its bytes' SHA-256), ``free`` (of the pool).
+``logprobs`` and ``text`` per audio file (by its bytes' SHA-256), ``free`` (of the pool),
+``seconds`` that an answer to an audio file takes.
 """
 
 from __future__ import annotations
@@ -63,6 +65,9 @@ class Handler(BaseHTTPRequestHandler):
         if sys.argv[1] == "dies-later":
             print(DEATH, flush=True)
             os._exit(1)
+        if sys.argv[1] == "hangs":
+            print("a request", flush=True)
+            time.sleep(600)
         if self.path == "/v1/audio/transcriptions":
             start = body.index(b"RIFF")
             size = 8 + int.from_bytes(body[start + 4 : start + 8], "little")
@@ -74,9 +79,9 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"tokens": [5, 6], "logprobs": [-1.0, -2.0], "text": "ok"}
         else:
             answer = self.known(base64.b64decode(audio.split(",")[1]))
+            time.sleep(self.answers.get("seconds", 0))
         logprobs = [[p, t, None] for p, t in zip(answer["logprobs"], answer["tokens"])]  # noqa: B905
         meta = {"prompt_tokens": 4, "output_token_logprobs": logprobs}
-        time.sleep(0.05)  # so that requests overlap
         self.reply({"output_ids": answer["tokens"], "text": answer["text"], "meta_info": meta})
 
     def known(self, audio: bytes) -> dict:

@@ -75,7 +75,9 @@ def test_the_servers_own_requests_pass_no_proxy(monkeypatch: pytest.MonkeyPatch)
 def test_pool_checks() -> None:
     def on(checks: PoolChecks) -> set[str]:
         env = ServerSpec(Path("t"), Path("m"), pool_checks=checks).environment()
-        return {k for k in env if "POOL" in k or "MEM_CHECK" in k or "KV" in k}
+        found = {k: v for k, v in env.items() if "POOL" in k or "MEM_CHECK" in k or "KV" in k}
+        assert len(found) == 4 and set(found.values()) <= {"0", "1"}
+        return {k for k, v in found.items() if v == "1"}
 
     idle = {"SGLANG_DEBUG_MEMORY_POOL", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE"}
     assert on(PoolChecks.OFF) == set() and on(PoolChecks.IDLE) == idle

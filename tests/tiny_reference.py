@@ -19,11 +19,11 @@ def _once_per_input(answer):
     cache: dict[tuple, Answer] = {}
 
     @functools.wraps(answer)
-    def cached(folder, features, prompt, max_new_tokens):
+    def cached(folder, features, prompt, max_new_tokens, *rest):
         content = None if features is None else features.numpy().tobytes()
-        key = (folder, content, prompt, max_new_tokens)
+        key = (folder, content, prompt, max_new_tokens, *rest)
         if key not in cache:
-            cache[key] = answer(folder, features, prompt, max_new_tokens)
+            cache[key] = answer(folder, features, prompt, max_new_tokens, *rest)
         return cache[key]
 
     return cached
@@ -86,9 +86,16 @@ def _mllama(folder: Path):
 @_once_per_input
 @torch.inference_mode()
 def mllama_answer(
-    folder: Path, features: torch.Tensor | None, prompt: tuple[int, ...], max_new_tokens: int
+    folder: Path,
+    features: torch.Tensor | None,
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+    real_tiles: int = 4,
 ) -> Answer:
-    """``features``: float32 ``[1, images, 4, 3, 56, 56]``, or None for text only."""
+    """``features``: float32 ``[1, images, 4, 3, 56, 56]``, or None for text only.
+
+    ``real_tiles``: how many of each image's four tiles are not padding.
+    """
     model = _mllama(folder)
 
     def logits_of(ids: torch.Tensor) -> torch.Tensor:
@@ -98,9 +105,9 @@ def mllama_answer(
         images = {
             "pixel_values": features,
             # transformers numbers 1x4 tiles as 4
-            "aspect_ratio_ids": torch.full((1, count), tiles),
-            "aspect_ratio_mask": torch.ones(1, count, tiles, dtype=torch.int64),
-            # Every token sees every tile. Without a mask transformers 5.19 makes
+            "aspect_ratio_ids": torch.full((1, count), real_tiles),
+            "aspect_ratio_mask": (torch.arange(tiles) < real_tiles).long().repeat(1, count, 1),
+            # Every token sees every tile, as in SGLang. Without a mask transformers 5.19 makes
             # cross-attention causal.
             "cross_attention_mask": torch.ones(1, ids.shape[1], count, tiles),
         }
