@@ -14,12 +14,15 @@ from pagealign.bed import Request
 
 @pytest.mark.parametrize(
     ("backend", "module"),
-    [("torch_native", "torch_native_backend"), ("intel_xpu", "xpu_backend")],
+    [("torch_native", "torch_native_backend"), ("intel_xpu", "flashattention_backend")],
 )
 def test_a_decoder_read_at_the_encoders_length_shows(
     make_bed, whisper, monkeypatch, backend, module
 ):
-    """Give the backend the unaligned offset: it reads the gap, and the answer is not the same."""
+    """Give the backend the unaligned offset: it reads the gap, and the answer is not the same.
+
+    intel_xpu takes its table of the decoder's pages from FA3's module.
+    """
     model, clip = whisper(100), audio(100, 0)
     ids, logprobs = whisper_answer(model, clip, PROMPT, 8)
     bed = make_bed(model, backend, 64)
