@@ -9,6 +9,7 @@ pools, its models, its backends (``intel_xpu`` on the stand-in for the kernels).
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 from array import array
 from collections.abc import Callable, Iterable
@@ -136,6 +137,8 @@ class Bed:
         from sglang.srt.managers.scheduler import Scheduler
 
         schedule_policy.CLIP_MAX_NEW_TOKENS = 8 if overcommit else 4096
+        # Its thread would outlive the bed, and keep the scheduler and its pools alive.
+        scheduler_module.create_scheduler_watchdog = lambda *args, **kwargs: None
         scheduler_module.TEST_RETRACT = retract_every is not None
         scheduler_module.TEST_RETRACT_INTERVAL = retract_every or 1
         self.scheduler = self._start(Scheduler)
@@ -252,6 +255,10 @@ class Bed:
 
         destroy_model_parallel()
         destroy_distributed_environment()
+        if scheduler := getattr(self, "scheduler", None):
+            scheduler.ipc_channels.recv_from_tokenizer.context.destroy(linger=0)
+            del self.scheduler
+        gc.collect()
 
     def _receive(self, local_reqs=None):
         if self.poison:
