@@ -392,11 +392,9 @@ def test_streaming(make_bed, sent, mllama, page_size):
 
 @page_sizes
 @pytest.mark.parametrize("radix", [False, True])
-def test_retraction(make_bed, monkeypatch, mllama, page_size, radix):
+def test_retraction(make_bed, mllama, page_size, radix):
     """Retracted at every third step: counted once, and nothing of it taken for cached."""
-    monkeypatch.setattr("sglang.srt.managers.scheduler.TEST_RETRACT", True)
-    monkeypatch.setattr("sglang.srt.managers.scheduler.TEST_RETRACT_INTERVAL", 3)
-    bed = make_bed(mllama, "torch_native", page_size, radix=radix)
+    bed = make_bed(mllama, "torch_native", page_size, radix=radix, retract_every=3)
     starts = [68, 0, 70, 30, -1, 69]
     results = bed.run(
         Request(QUESTION, image(1, seed), max_new_tokens=20, logprob_start_len=start)
