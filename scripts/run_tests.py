@@ -2,7 +2,8 @@
 
     scripts/run_tests.sh [--slow] [-j N] [GROUP...] [-- PYTEST_ARGUMENT...]
 
-SGLang is imported once per process, so each group is a pytest process of its own:
+SGLang is imported once per process, so each group is a run of pytest of its own, in N
+processes (pytest-xdist; 2 by default):
 
     unit      tests/test_*.py   no SGLang tree
     aligned   tests/aligned     the aligned tree first on PYTHONPATH
@@ -19,10 +20,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,23 +80,29 @@ def tests_of(group: str, repo: Path = REPO) -> list[str]:
 
 
 class Runner:
-    """Runs groups, some at a time; their output goes to stdout, line by line."""
+    """Runs groups one after another; their output goes to stdout, line by line."""
 
-    def __init__(self, pytest_args: Sequence[str], slow: bool, prefixed: bool, repo: Path = REPO):
+    def __init__(
+        self, pytest_args: Sequence[str], slow: bool, prefixed: bool, jobs: int, repo: Path = REPO
+    ):
         self.pytest_args = list(pytest_args)
         self.slow = slow
         self.prefixed = prefixed
+        self.jobs = jobs
         self.repo = repo
         self.out = repo / "build" / "tests"
-        self._print_lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self.interrupted = False
+        self._running: subprocess.Popen[str] | None = None
 
-    def stop(self) -> None:
-        """Interrupt what runs, so that fixtures are torn down and servers stopped."""
-        for process in list(self._running):
-            process.send_signal(signal.SIGINT)
+    def interrupt(self) -> None:
+        """Interrupt pytest and its workers, so that fixtures are torn down; start no more."""
+        self.interrupted = True
+        if self._running and self._running.poll() is None:
+            os.killpg(self._running.pid, signal.SIGINT)
 
     def run(self, group: str) -> Outcome:
+        if self.interrupted:
+            return Outcome(problem="interrupted")
         junit = self.out / f"{group}.xml"
         junit.unlink(missing_ok=True)
         try:
@@ -107,6 +112,8 @@ class Runner:
             return Outcome(problem=str(error))
         marker = "slow" if self.slow else "not slow"
         command = [sys.executable, "-m", "pytest", "-m", marker, f"--junitxml={junit}"]
+        if self.jobs > 1:
+            command += ["-n", str(self.jobs), "--dist", "worksteal"]
         command += ["-o", f"cache_dir={self.out / f'{group}.cache'}", *self.pytest_args, *tests]
         code = self._stream(group, command, env)
         try:
@@ -134,24 +141,20 @@ class Runner:
         return env
 
     def _stream(self, group: str, command: Sequence[str], env: dict[str, str]) -> int:
-        if not self.prefixed:
-            process = subprocess.Popen(command, env=env, cwd=self.repo, text=True)
-            self._running.add(process)
-            return process.wait()
-        process = subprocess.Popen(
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.prefixed else {}
+        process = self._running = subprocess.Popen(
             command,
             env=env | {"PYTHONUNBUFFERED": "1"},
             cwd=self.repo,
             text=True,
             errors="replace",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            process_group=0,  # all of it is interrupted together, and by us alone
+            **pipe,
         )
-        self._running.add(process)
-        assert process.stdout is not None
-        for line in process.stdout:
-            with self._print_lock:
-                print(f"{group:>7} | {line}", end="", flush=True)
+        if self.interrupted:  # before there was a process to interrupt
+            self.interrupt()
+        for line in process.stdout or ():
+            print(f"{group:>7} | {line}", end="", flush=True)
         return process.wait()
 
 
@@ -177,30 +180,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="run_tests.sh", description="Run groups of tests.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, not the rest")
-    parser.add_argument("-j", type=int, default=2, metavar="N", help="groups at a time (2)")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="processes (2)")
     options = parser.parse_args(arguments)
     if unknown := set(options.groups) - set(GROUPS):
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
     groups = list(dict.fromkeys(options.groups)) or list(GROUPS)
 
-    runner = Runner(pytest_args, options.slow, prefixed=len(groups) > 1)
+    runner = Runner(pytest_args, options.slow, len(groups) > 1, options.j)
     runner.out.mkdir(parents=True, exist_ok=True)
-    interrupted = threading.Event()
-
-    def on_signal(signum: int, frame: object) -> None:
-        # A terminal's Ctrl-C reaches the children by itself; a kill of this process doesn't.
-        interrupted.set()
-        if signum == signal.SIGTERM:
-            runner.stop()
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
-
-    def run(group: str) -> Outcome:
-        return Outcome(problem="interrupted") if interrupted.is_set() else runner.run(group)
-
-    with ThreadPoolExecutor(max(1, options.j)) as pool:
-        outcomes = dict(zip(groups, pool.map(run, groups), strict=True))
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: runner.interrupt())
+    outcomes = {group: runner.run(group) for group in groups}
     lines, code = summarise(outcomes, options.slow)
     # After a crash the last line of output may have no end.
     print("", *lines, sep="\n", flush=True)

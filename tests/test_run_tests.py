@@ -68,7 +68,12 @@ def start(repo: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(repo / "scripts" / "run_tests.sh"), *arguments],
         # Without plugins pytest starts in a third of the time.
-        env=os.environ | {"PYTHON": sys.executable, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=os.environ
+        | {
+            "PYTHON": sys.executable,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist.plugin",
+        },
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -136,12 +141,33 @@ def test_a_missing_folder_fails(repo):
 
 def test_a_crash_is_a_failure(repo):
     write(repo / "tests" / "server" / "test_c.py", "import os\ndef test_c(): os._exit(0)\n")
-    code, lines = run(repo, "server")
+    code, lines = run(repo, "-j1", "server")
     assert code == 1
     assert lines[-2:] == [
         "server: pytest exited with 0 and left no result",
         "0 passed, 1 failed, 0 skipped",
     ]
+
+
+def test_a_crash_in_one_of_two_processes_is_a_failure(repo):
+    write(
+        repo / "tests" / "server" / "test_c.py",
+        "import os\ndef test_c(): os._exit(0)\ndef test_d(): pass\n",
+    )
+    code, lines = run(repo, "server")
+    assert (code, lines[-1]) == (1, "1 passed, 1 failed, 0 skipped")
+
+
+def test_two_processes_run_at_the_same_time(repo):
+    os.mkfifo(repo / "meet")
+    write(
+        repo / "tests" / "server" / "test_c.py",
+        "import pathlib\n"
+        f"meet = pathlib.Path({str(repo / 'meet')!r})\n"
+        "def test_c(): assert meet.read_text() == 'x'\n"
+        "def test_d(): meet.write_text('x')\n",
+    )
+    assert run(repo, "server")[1][-1] == "2 passed, 0 failed, 0 skipped"
 
 
 def test_a_result_of_an_earlier_run_is_not_counted(repo):
@@ -171,8 +197,10 @@ def test_slow_tests_are_run_apart(repo):
     assert lines[-2:] == ["no test is marked slow", "0 passed, 1 failed, 0 skipped"]
 
 
-def test_a_killed_run_stops_its_tests_in_order(repo):
-    """SIGTERM reaches pytest as an interruption, so that fixtures are torn down."""
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_killed_run_stops_its_tests_in_order(repo, jobs, signum):
+    """A signal reaches pytest as an interruption, so that fixtures are torn down."""
     os.mkfifo(repo / "started")
     write(
         repo / "tests" / "server" / "test_c.py",
@@ -186,9 +214,9 @@ def test_a_killed_run_stops_its_tests_in_order(repo):
         "    (here / 'started').write_text('x')\n"
         "    signal.pause()\n",
     )
-    process = start(repo, "server")
+    process = start(repo, f"-j{jobs}", "server")
     (repo / "started").read_text()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1, out
     assert (repo / "stopped").exists()

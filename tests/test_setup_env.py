@@ -196,7 +196,8 @@ def test_the_console_script_runs_the_clones_package_from_anywhere(clone, tmp_pat
     assert clone.run().returncode == 0
     link = tmp_path / "link"
     link.symlink_to(clone.root / ".venv" / "bin" / "pagealign")
-    out = subprocess.check_output([str(link), "a b", "--c"], cwd=tmp_path, text=True)
+    env = {"PATH": "/usr/bin:/bin"}  # without our own PYTHONPATH
+    out = subprocess.check_output([str(link), "a b", "--c"], cwd=tmp_path, text=True, env=env)
     assert out == f"{clone.root}/pagealign/__init__.py ['a b', '--c']\n"
 
 
