@@ -1,6 +1,6 @@
 # `make` lists the targets. Each one that needs the environment makes it if it is missing.
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-slow lint format constraints clean
+.PHONY: help env demo soak test test-slow lint format constraints clean
 
 BIN := .venv/bin
 SHELL_SCRIPTS = $(wildcard scripts/*.sh) .ci/run
@@ -13,6 +13,9 @@ env:  ## make the environment (11 GB, shared by clones, in the cache folder)
 
 demo: env  ## stock and patched SGLang on real speech: one table (ARGS="--only ROW")
 	@$(BIN)/pagealign demo $(ARGS)
+
+soak: env  ## half an hour of mixed traffic on one patched server (ARGS="--minutes 3")
+	@$(BIN)/pagealign soak $(ARGS)
 
 test: env  ## the tests (ARGS="unit -- -k NAME" for some of them)
 	@scripts/run_tests.sh $(ARGS)

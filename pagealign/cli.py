@@ -33,6 +33,7 @@ class Tree(enum.StrEnum):
 
     aligned = "aligned"
     stock = "stock"
+    varlen = "varlen"
 
 
 @contextmanager
@@ -120,6 +121,24 @@ def demo(
 
 
 @app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=1, help="How long.")] = 30,
+    page_size: Annotated[int, typer.Option(min=1, help="Slots per page.")] = 64,
+    backend: Annotated[str, typer.Option(help="SGLang's --attention-backend.")] = "intel_xpu",
+    seed: Annotated[int, typer.Option(help="Which requests are sent, and when.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the table and the log go.")
+    ] = Path("reports/soak"),
+) -> None:
+    """Mixed traffic, aborts and retractions on a patched server with a small pool."""
+    with errors_as_lines():
+        from pagealign import soak as module
+
+        code = module.run(minutes=minutes, page_size=page_size, backend=backend, seed=seed, out=out)
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -133,7 +152,7 @@ def doctor(
 
 @app.command()
 def tree(
-    name: Annotated[str, typer.Argument(help="stock, aligned or aligned-core.")],
+    name: Annotated[str, typer.Argument(help="stock, aligned, aligned-core or varlen.")],
 ) -> None:
     """Build an SGLang tree if it is missing; print the folder to put on PYTHONPATH."""
     with errors_as_lines():

@@ -66,17 +66,32 @@ class Client:
             )
         return answer.text.strip()
 
-    def transcribe_tokens(self, audio: Path, limit: int = MAX_NEW_TOKENS) -> Generation:
+    def transcribe_tokens(
+        self,
+        audio: Path,
+        limit: int = MAX_NEW_TOKENS,
+        *,
+        stop: str | None = None,
+        rid: str | None = None,
+        patience: float = TIMEOUT,
+    ) -> Generation:
         """The same request through ``/generate``, which gives ids and log-probabilities.
 
-        English only: ``/generate`` takes no language, and English is what Whisper's
-        processor then assumes.
+        ``stop`` ends the text before that string, ``rid`` is a name to ``abort`` it by, and
+        after ``patience`` seconds without an answer the connection is closed and
+        httpx.TimeoutException raised. English only: ``/generate`` takes no language, and
+        English is what Whisper's processor then assumes.
         """
         data = base64.b64encode(audio.read_bytes()).decode()
         return self._generate(
-            {"text": "", "audio_data": f"data:audio/wav;base64,{data}"},
-            {"max_new_tokens": limit},
+            {"text": "", "audio_data": f"data:audio/wav;base64,{data}", "rid": rid},
+            {"max_new_tokens": limit, "stop": stop},
+            patience,
         )
+
+    def abort(self, rid: str) -> None:
+        """End the request of that name, if it still runs."""
+        _checked(self.http.post("/abort_request", json={"rid": rid}))
 
     def generate_text(self, text: str, limit: int = 8) -> Generation:
         """A request without audio: the decoder alone, an empty encoder."""
@@ -86,12 +101,14 @@ class Client:
         """Whether ``/health_generate`` answers 200: it generates one token from id 0."""
         return self.http.get("/health_generate").status_code == 200
 
-    def _generate(self, what: dict[str, Any], sampling: dict[str, Any]) -> Generation:
+    def _generate(
+        self, what: dict[str, Any], sampling: dict[str, Any], patience: float = TIMEOUT
+    ) -> Generation:
         body = what | {
             "sampling_params": {"temperature": 0, **sampling},
             "return_logprob": True,
         }
-        answer = _checked(self.http.post("/generate", json=body)).json()
+        answer = _checked(self.http.post("/generate", json=body, timeout=patience)).json()
         chosen = answer["meta_info"].pop("output_token_logprobs")
         return Generation(
             tokens=tuple(answer["output_ids"]),

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from pagealign.server import PoolChecks, Server, ServerDied, ServerSpec, termina
 
 R = TypeVar("R")
 AT_ONCE = 4
-TWO_SERVERS = 14 << 30  # bytes: a server takes 5.5 GB at its most
+ANOTHER_SERVER = 8 << 30  # bytes: one takes 5.5 GB at its most, and the first still grows
 TEXT = "The capital city of France is"
 LOGPROB_TOLERANCE = 1e-3  # float32, another order of summation; a wrong slot is off by > 1
 
@@ -87,7 +88,7 @@ class Row:
     slots. ``text_beside`` counts the requests without audio that ran while clips decoded
     and gave what they give alone (None where not tried). ``died`` is the reason in the
     server's log, ``problems`` what else is wrong. ``startup_seconds`` is from the start of
-    the process, which may have been while another row ran; ``seconds`` is the row's turn.
+    the process, ``seconds`` the whole row, both maybe beside another row.
     """
 
     name: str
@@ -365,15 +366,26 @@ def _run_all(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> li
             concurrency=AT_ONCE,
         )
         servers.append(Server(spec, out / f"{case.name}.log"))
-    rows = []
-    with ExitStack() as stack:
+    # Two at a time on two cores. The main thread starts them: they end with their thread.
+    waiting, running = list(range(len(cases))), {}
+    rows: dict[int, Row] = {}
+    with ExitStack() as stack, threads(2) as pool:
         for server in servers:
             stack.callback(server.stop)
-        for number, (case, server) in enumerate(zip(cases, servers, strict=True), start=1):
-            say(f"server {number} of {len(cases)}: {case.name}")
-            server.start()
-            if number < len(servers) and psutil.virtual_memory().available > TWO_SERVERS:
-                servers[number].start()  # it is on its feet when this one is done
-            rows.append(_run(case, server, spoken, want))
-            say(f"{case.name}: {_result(rows[-1])}")
-    return rows
+        while waiting or running:
+            while waiting and (not running or (len(running) < 2 and _room())):
+                number = waiting.pop(0)
+                case, server = cases[number], servers[number]
+                say(f"server {number + 1} of {len(cases)}: {case.name}")
+                server.start()
+                running[pool.submit(_run, case, server, spoken, want)] = number
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                row = rows[running.pop(future)] = future.result()
+                say(f"{row.name}: {_result(row)}")
+    return [rows[number] for number in range(len(cases))]
+
+
+def _room() -> bool:
+    """Whether the memory is enough for another server."""
+    return psutil.virtual_memory().available > ANOTHER_SERVER

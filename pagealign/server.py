@@ -30,6 +30,7 @@ from pagealign.layout import ceil_align
 from pagealign.paths import STANDINS
 
 LAUNCHER = (sys.executable, "-m", "sglang.launch_server")
+CPU_LAUNCHER = (sys.executable, "-m", "forking_launcher")  # the same, started sooner
 READY_TIMEOUT = 900.0  # seconds; 25 are usual, on a loaded machine it takes minutes
 GRACE = 15.0  # seconds from SIGTERM to SIGKILL; SGLang takes about 5
 WHISPER_TOKENS = (1500, 448)  # encoder and decoder positions of one request, at most
@@ -70,7 +71,8 @@ class ServerSpec:
 
     ``tree`` is the folder that holds ``sglang/``. ``kernels`` (strict, faithful, page1)
     and ``poison`` are the stand-in's. ``concurrency`` sizes the pool and is the number of
-    requests that run at once, besides one without audio.
+    requests that run at once, besides one without audio; ``slots`` is another size for the
+    pool. ``launcher`` is LAUNCHER, on a CPU CPU_LAUNCHER, where it is None.
     """
 
     tree: Path
@@ -83,19 +85,24 @@ class ServerSpec:
     poison: bool = False
     pool_checks: PoolChecks = PoolChecks.BUSY
     concurrency: int = 4
+    slots: int | None = None
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
-    launcher: tuple[str, ...] = LAUNCHER
+    launcher: tuple[str, ...] | None = None
 
     @property
     def pool_slots(self) -> int:
-        """KV slots for ``concurrency`` whole requests and one more, in whole pages."""
+        """``slots``, or KV slots for ``concurrency`` whole requests and one more, in whole
+        pages."""
+        if self.slots is not None:
+            return self.slots
         one = sum(ceil_align(n, self.page_size) for n in WHISPER_TOKENS)
         return one * (self.concurrency + 1)
 
     def command(self, port: int) -> list[str]:
+        launcher = self.launcher or (CPU_LAUNCHER if self.device == "cpu" else LAUNCHER)
         return [
-            *self.launcher,
+            *launcher,
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--model-path", str(self.model), "--served-model-name", "whisper"),
             *("--device", self.device, "--dtype", self.dtype),
