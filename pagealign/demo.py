@@ -73,7 +73,7 @@ CASES = (
     Case("stock", "intel_xpu", 64, Expect.REFUSED, PoolChecks.IDLE),
     Case("stock", "torch_native", 64, Expect.FREED_TWICE, PoolChecks.IDLE, clips=("austen-all",)),
     Case("aligned", "intel_xpu", 64, Expect.EXACT, PoolChecks.BUSY, poison=True, beside=True),
-    Case("aligned", "intel_xpu", 128, Expect.EXACT, PoolChecks.BUSY, poison=True, beside=True),
+    Case("aligned", "intel_xpu", 128, Expect.EXACT, PoolChecks.BUSY, poison=True),
     Case("aligned", "torch_native", 64, Expect.EXACT, PoolChecks.BUSY),
 )
 

@@ -47,7 +47,7 @@ class Kind:
 
 KINDS = (
     Kind("recording", 50),
-    Kind("text only", 20),
+    Kind("text only", 30),
     Kind("stop string", 6),
     Kind("one token", 4),
     Kind("client goes away", 10, True),
@@ -110,10 +110,10 @@ class Findings:
             self.retractions += retractions
 
 
-def small_pool(page_size: int, running: int = 4) -> int:
-    """KV slots for ``running`` recordings with a page of text each, and one page more: the
-    second page of text, at about ``page_size`` tokens, is there for one of them only."""
-    return running * (ceil_align(1500, page_size) + page_size) + max(page_size, 64)
+def small_pool(page_size: int, running: int = 3) -> int:
+    """KV slots for ``running`` recordings with one page of text each and two pages more: what
+    else is admitted, text first of all, has to grow at the cost of another request."""
+    return running * (ceil_align(1500, page_size) + page_size) + 2 * page_size
 
 
 def memory_growth(rss: Sequence[tuple[float, int]]) -> float:

@@ -151,9 +151,6 @@ def test_memory_growth():
         memory_growth(rss[:7])
 
 
-@pytest.mark.parametrize(
-    ("page_size", "slots"), [(64, 4 * (1536 + 64) + 64), (128, 4 * 1664 + 128)]
-)
-def test_the_pool_holds_four_recordings_but_not_their_second_pages(page_size, slots):
-    assert small_pool(page_size) == slots
-    assert slots < 4 * (1536 + 2 * page_size)
+def test_the_pool_holds_three_recordings_and_two_pages():
+    assert small_pool(64) == 3 * (1536 + 64) + 2 * 64
+    assert small_pool(128) == 3 * (1536 + 128) + 2 * 128
