@@ -29,7 +29,7 @@ from pagealign.hf_reference import Reference, references
 from pagealign.layout import ceil_align
 from pagealign.server import Server, ServerDied, ServerSpec, session_members, terminable
 
-CLIENTS = 6
+CLIENTS = 8
 TEXT_TOKENS = 150
 PROBE_SECONDS = 1.0
 RSS_SECONDS = 5.0
@@ -110,10 +110,11 @@ class Findings:
             self.retractions += retractions
 
 
-def small_pool(page_size: int, running: int = 3) -> int:
-    """KV slots for ``running`` recordings with one page of text each and two pages more: what
-    else is admitted, text first of all, has to grow at the cost of another request."""
-    return running * (ceil_align(1500, page_size) + page_size) + 2 * page_size
+def small_pool(page_size: int, running: int = 2) -> int:
+    """KV slots for ``running`` recordings with one page of text each and 256 slots more: what
+    else is admitted, text first of all, has to grow at the cost of another request. A third
+    recording would have to wait in any case, so more slots would never be taken."""
+    return running * (ceil_align(1500, page_size) + page_size) + 256
 
 
 def memory_growth(rss: Sequence[tuple[float, int]]) -> float:

@@ -151,6 +151,6 @@ def test_memory_growth():
         memory_growth(rss[:7])
 
 
-def test_the_pool_holds_three_recordings_and_two_pages():
-    assert small_pool(64) == 3 * (1536 + 64) + 2 * 64
-    assert small_pool(128) == 3 * (1536 + 128) + 2 * 128
+def test_the_pool_holds_two_recordings_and_some_text():
+    assert small_pool(64) == 2 * (1536 + 64) + 4 * 64
+    assert small_pool(128) == 2 * (1536 + 128) + 2 * 128
