@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -366,8 +366,10 @@ def _run_all(cases: Sequence[Case], out: Path, say: Callable[[str], None]) -> li
             concurrency=AT_ONCE,
         )
         servers.append(Server(spec, out / f"{case.name}.log"))
-    # Two at a time on two cores. The main thread starts them: they end with their thread.
-    waiting, running = list(range(len(cases))), {}
+    # Two at a time on two cores, the long rows first. The main thread starts the servers: they
+    # end with their thread.
+    waiting = sorted(range(len(cases)), key=lambda n: cases[n].expect is not Expect.EXACT)
+    running: dict[Future[Row], int] = {}
     rows: dict[int, Row] = {}
     with ExitStack() as stack, threads(2) as pool:
         for server in servers:
