@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ LAUNCHER = (sys.executable, "-m", "sglang.launch_server")
 CPU_LAUNCHER = (sys.executable, "-m", "forking_launcher")  # the same, started sooner
 READY_TIMEOUT = 900.0  # seconds; 25 are usual, on a loaded machine it takes minutes
 GRACE = 15.0  # seconds from SIGTERM to SIGKILL; SGLang takes about 5
+PORT_TAKEN = "error while attempting to bind on address"  # uvicorn's; SGLang then hangs
 WHISPER_TOKENS = (1500, 448)  # encoder and decoder positions of one request, at most
 
 
@@ -150,10 +152,20 @@ def resolve_device(device: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A TCP port on the loopback interface that nobody listens on now.
+
+    Below those that Linux gives to outgoing connections: one of these could take it before
+    the server listens.
+    """
+    first = 32768
+    with suppress(OSError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(max(1024, first - 10_000), first)
+    for port in (*random.sample(ports, min(100, len(ports))), 0):  # 0: any
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return s.getsockname()[1]
+    raise PagealignError("no free TCP port on 127.0.0.1")
 
 
 @contextmanager
@@ -253,6 +265,11 @@ class Server:
         with httpx.Client(base_url=self.url, timeout=10, trust_env=False) as client:
             while time.monotonic() < deadline:
                 self.check_alive()
+                if PORT_TAKEN in self.log.read_text("utf-8", errors="replace"):
+                    raise PagealignError(
+                        f"another process took port {self.port} before the server listened on "
+                        f"it; run this again (log: {self.log})"
+                    )
                 with suppress(httpx.TransportError):
                     if client.get("/ready").status_code == 200:
                         return

@@ -3,7 +3,7 @@
 ``fake_server.py MODE [--host H --port P ...]``: ``ok`` serves; ``dies`` prints what a dying
 scheduler prints and exits; ``dies-later`` does so at the first request; ``stubborn``
 serves and ignores SIGTERM; ``hangs`` is ready and answers no request; ``mute`` runs and
-never answers. All but ``dies`` start a child
+never answers; ``taken`` does so after it found its port taken. All but ``dies`` start a child
 first and write its id to ``$FAKE_CHILD``. ``$FAKE_ANSWERS`` is a JSON object: ``tokens``,
 ``logprobs`` and ``text`` per audio file (by its bytes' SHA-256), ``free`` (of the pool),
 ``seconds`` that an answer to an audio file takes.
@@ -97,7 +97,10 @@ def main() -> None:
     if path := os.environ.get("FAKE_CHILD"):
         with open(path, "w") as f:
             f.write(str(child.pid))
-    if mode == "mute":
+    if mode == "taken":
+        print("ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1)")
+        sys.stdout.flush()
+    if mode in ("mute", "taken"):
         time.sleep(600)
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

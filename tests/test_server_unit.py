@@ -87,6 +87,18 @@ def test_pool_checks() -> None:
     }
 
 
+def test_free_port_is_none_of_the_kernels_own() -> None:
+    """An outgoing connection must not take it before the server listens."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(1024 <= free_port() < first for _ in range(50))
+
+
+def test_a_taken_port_is_told_at_once(tmp_path: Path) -> None:
+    server = Server(spec("taken"), tmp_path / "log", timeout=60)
+    with pytest.raises(PagealignError, match="another process took port"):
+        server.__enter__()
+
+
 def test_free_port_can_be_bound() -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", free_port()))
