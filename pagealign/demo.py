@@ -52,8 +52,8 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row to run. ``clips`` names the recordings, all if empty; ``beside`` adds
-    requests without audio, alone and while clips decode."""
+    """One row to run. ``clips`` names the recordings, all if empty; ``beside`` adds the
+    transcription API, and requests without audio, alone and while clips decode."""
 
     tree: str
     backend: str
@@ -84,7 +84,7 @@ class Row:
 
     ``alone`` and ``together`` count the clips whose tokens are exactly the reference's,
     sent one at a time and ``AT_ONCE`` at a time, of ``clips``; ``wer`` is over all their
-    words, in the transcription API's texts. ``pool_start`` and ``pool_end`` are free KV
+    words. ``pool_start`` and ``pool_end`` are free KV
     slots. ``text_beside`` counts the requests without audio that ran while clips decoded
     and gave what they give alone (None where not tried). ``died`` is the reason in the
     server's log, ``problems`` what else is wrong. ``startup_seconds`` is from the start of
@@ -203,10 +203,12 @@ def exercise(
         answers = at_once(lambda c: client.transcribe_tokens(c.path), spoken, AT_ONCE)
         for clip, got in zip(spoken, answers, strict=True):
             work.together += check(got, want[clip.name], f"{clip.name} together", work)
-        texts = at_once(lambda c: client.transcribe(c.path), spoken, AT_ONCE)
-        for clip, text in zip(spoken, texts, strict=True):
-            if text != want[clip.name].text.strip():
-                work.problem(f"{clip.name}: the transcription API says {text!r}")
+        texts = [answer.text for answer in answers]
+        if case.beside:
+            texts = at_once(lambda c: client.transcribe(c.path), spoken, AT_ONCE)
+            for clip, text in zip(spoken, texts, strict=True):
+                if text != want[clip.name].text.strip():
+                    work.problem(f"{clip.name}: the transcription API says {text!r}")
         work.wer = wer.word_error_rate(
             " ".join(c.transcript or "" for c in spoken), " ".join(texts)
         )
@@ -290,7 +292,8 @@ LEGEND = f"""\
 alone, at once: recordings whose tokens, end-of-text included, are exactly those of Hugging
 Face transformers (float32, same prompt, greedy; log-probabilities within
 {LOGPROB_TOLERANCE:g}), sent one at a time and {AT_ONCE} at once.
-WER: of the transcription API's texts against the words that LibriVox's readers spoke.
+WER: of the texts against the words that LibriVox's readers spoke; where there is a figure
+under text, they are the transcription API's.
 text: requests without audio that ran while {AT_ONCE} recordings decoded, same answer as alone.
 free slots: of the KV pool, after the work / before it.
 poisoned: in the pool, what was never written holds NaN keys, so reading it would show.

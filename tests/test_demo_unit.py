@@ -262,7 +262,7 @@ def test_a_wrong_token_fails_the_demo(
 
 def test_a_wrong_text_fails_the_demo(run_demo, answers: dict[str, dict]) -> None:
     answers["clip-1"]["text"] = "Word x."
-    code, found = run_demo(answers)
+    code, found = run_demo(answers | {"seconds": 0.3}, beside=True)
     assert code == 1 and found["problems"] == ["clip-1: the transcription API says 'Word x.'"]
     assert found["wer"] == pytest.approx(1 / 12)
 

@@ -6,6 +6,7 @@ import. A device's context would not survive that; a CPU has none. FlashInfer, w
 machine with an XPU does not have, is not imported either: 10 seconds less.
 """
 
+import gc
 import multiprocessing
 import runpy
 import sys
@@ -14,10 +15,14 @@ _set_start_method = multiprocessing.set_start_method
 
 
 def _fork(method, force=False):
+    """SGLang calls this when all is imported, just before it starts its processes."""
+    gc.freeze()
+    gc.enable()
     _set_start_method("fork", force=force)
 
 
 if __name__ == "__main__":
     sys.modules["flashinfer"] = None
     multiprocessing.set_start_method = _fork
+    gc.disable()  # what is imported is no garbage
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
