@@ -155,6 +155,8 @@ class Traffic:
         count = 0
         while time.monotonic() < self.until:
             (kind,) = draw.choices(KINDS, [k.weight for k in KINDS])
+            if count == 0:  # between them, the clients begin with every kind
+                kind = KINDS[number % len(KINDS)]
             clip = draw.choice(self.spoken)
             self.found.sent(kind)
             self.send(kind, clip, f"soak-{number:02}-{count:06}", draw)
