@@ -128,6 +128,8 @@ def test_what_a_soak_does_not_forgive():
     assert verdict(found, 6464) == ["never sent: text only"]
     found = good()
     found.retractions = 0
+    assert verdict(found, 6464) == []  # a short one need not come to that
+    found.seconds = 1800.0
     assert verdict(found, 6464) == [
         "nothing was retracted: the pool was not small enough to show it"
     ]
