@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
+
+# A shell starts background jobs with this one ignored, and bash can't trap what it inherits so.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # Same examples on every run and machine; no deadline, since machines differ in speed.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -34,13 +34,19 @@ def spec(mode: str, **fields: object) -> ServerSpec:
 
 def test_command() -> None:
     command = ServerSpec(Path("/t"), Path("/m"), page_size=128, extra_args=("--x", "1")).command(7)
-    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert command[:3] == [sys.executable, "-m", "forking_launcher"]
     options = dict(zip(command[3::2], command[4::2], strict=False))
     assert options["--host"] == "127.0.0.1" and options["--port"] == "7"
     assert options["--model-path"] == "/m" and options["--device"] == "cpu"
     assert options["--attention-backend"] == "intel_xpu" and options["--page-size"] == "128"
     assert options["--dtype"] == "float32"
     assert "--disable-cuda-graph" in command and command[-2:] == ["--x", "1"]
+
+
+@pytest.mark.parametrize("device", ["xpu", "cuda"])
+def test_a_devices_server_is_not_forked(device: str) -> None:
+    command = ServerSpec(Path("/t"), Path("/m"), device=device).command(7)
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
 
 
 @pytest.mark.parametrize(
