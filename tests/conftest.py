@@ -6,8 +6,9 @@ import signal
 
 import hypothesis
 
-# A shell starts background jobs with this one ignored, and bash can't trap what it inherits so.
+# A shell starts background jobs with these ignored, and bash can't trap what it inherits so.
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Same examples on every run and machine; no deadline, since machines differ in speed.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
