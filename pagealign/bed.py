@@ -14,6 +14,10 @@ import os
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagealign.moss_vl import Media
 
 # SGLang reads these when it is imported.
 ENV = {
@@ -37,14 +41,15 @@ class Request:
     """One request as a client's tokenizer would send it.
 
     ``input_ids``: the decoder's prompt. ``features``: float32 ``[1, 80, 2E]`` for
-    Whisper, ``[1, images, 4, 3, 56, 56]`` for Mllama, None for text only. ``tiles``: how
-    many of each image's four tiles are real (Mllama's processor pads to four).
+    Whisper, ``[1, images, 4, 3, 56, 56]`` for Mllama, a ``moss_vl.Media`` for MossVL,
+    None for text only. ``tiles``: how many of each image's four tiles are real (Mllama's
+    processor pads to four).
     ``arrive_at``: the scheduler's loop iteration at which it arrives; ``abort_at``:
     the one at which its client goes away.
     """
 
     input_ids: tuple[int, ...]
-    features: torch.Tensor | None = None
+    features: torch.Tensor | Media | None = None
     tiles: int = 4
     max_new_tokens: int = 8
     ignore_eos: bool = True
@@ -283,7 +288,12 @@ class Bed:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         mm_inputs = None
-        if request.features is not None:
+        config = self.scheduler.model_config.hf_config
+        if config.model_type == "moss_vl":  # SGLang runs its processor for text too
+            from pagealign.moss_vl import processor_output
+
+            mm_inputs = processor_output(config, request.input_ids, request.features)
+        elif request.features is not None:
             is_image = request.features.ndim == 6
             item = MultimodalDataItem(
                 modality=Modality.IMAGE if is_image else Modality.AUDIO,

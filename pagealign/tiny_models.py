@@ -1,14 +1,16 @@
-"""Tiny random Whisper and Mllama folders, small enough to prefill in milliseconds.
+"""Tiny random Whisper, Mllama and MossVL folders, small enough to prefill in milliseconds.
 
-Built from transformers' own configurations, so that transformers with the same
-weights is the reference. Deviations from the defaults have a reason each: a wide
-initialisation, so that other audio gives other tokens; Mllama's gates at 0.8, since
-at their default of 0 cross-attention has no effect.
+Whisper and Mllama are built from transformers' own configurations, so that transformers
+with the same weights is the reference; transformers has no MossVL. Deviations from the
+defaults have a reason each: a wide initialisation, so that other audio gives other
+tokens; the gates of Mllama and MossVL at 0.8, since at their default of 0
+cross-attention has no effect.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -130,3 +132,127 @@ def tiny_mllama(folder: Path, *, seed: int = 0) -> Path:
                 param.fill_(0.5)
     model.save_pretrained(folder)
     return folder
+
+
+MOSS_VL_PATCH, MOSS_VL_TEMPORAL_PATCH, MOSS_VL_MERGE = 4, 2, 2
+MOSS_VL_PATCH_VALUES = 3 * MOSS_VL_TEMPORAL_PATCH * MOSS_VL_PATCH**2
+
+
+def tiny_moss_vl(folder: Path, *, seed: int = 0) -> Path:
+    """A MossVL of 4 text layers (1 and 3 cross), GQA 2:1, head size 64; 3 vision layers.
+
+    A frame of h x w patches has h * w / 4 + 1 encoder tokens, the last one a separator.
+    Names and shapes of the weights are those that ``load_weights`` of SGLang's
+    ``models/moss_vl.py`` maps. Loading the folder needs ``pagealign.moss_vl`` imported.
+    """
+    from safetensors.torch import save_file
+
+    from pagealign.moss_vl import MossVLConfig
+
+    config = MossVLConfig(
+        architectures=["MossVLForConditionalGeneration"],
+        vision_config=dict(
+            hidden_size=32,
+            num_heads=2,
+            depth=3,
+            deepstack_visual_indexes=[0, 1],
+            intermediate_size=48,
+            hidden_act="gelu_pytorch_tanh",
+            in_channels=3,
+            patch_size=MOSS_VL_PATCH,
+            temporal_patch_size=MOSS_VL_TEMPORAL_PATCH,
+            spatial_merge_size=MOSS_VL_MERGE,
+            num_position_embeddings=36,
+            out_hidden_size=128,
+        ),
+        text_config=dict(
+            vocab_size=VOCAB,
+            hidden_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=64,
+            intermediate_size=128,
+            hidden_act="silu",
+            rms_norm_eps=1e-6,
+            attention_bias=False,
+            cross_attention_layers=[1, 3],
+            max_position_embeddings=2048,
+            rope_theta=10000.0,
+            rope_scaling={
+                "rope_type": "default",
+                "mrope_section": [12, 10, 10],
+                "mrope_interleaved": True,
+            },
+            pad_token_id=1,
+            bos_token_id=2,
+            eos_token_id=3,
+        ),
+        dtype="float32",
+    )
+    config.save_pretrained(folder)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in _moss_vl_shapes(config):
+        if name.endswith("_gate"):
+            weights[name] = torch.full(shape, 0.8)
+        elif "norm" in name and name.endswith("weight"):
+            weights[name] = 1 + 0.1 * torch.randn(shape, generator=generator)
+        else:
+            weights[name] = 0.2 * torch.randn(shape, generator=generator)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _moss_vl_shapes(config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a MossVL checkpoint's weights."""
+    text, vision = config.text_config, config.vision_config
+    hidden, width = text.hidden_size, text.intermediate_size
+    queries = text.num_attention_heads * text.head_dim
+    keys = text.num_key_value_heads * text.head_dim
+
+    yield "lm_head.weight", (text.vocab_size, hidden)
+    yield "model.separator_token", (vision.out_hidden_size,)
+    yield "model.language_model.embed_tokens.weight", (text.vocab_size, hidden)
+    yield "model.language_model.norm.weight", (hidden,)
+    for i in range(text.num_hidden_layers):
+        layer = f"model.language_model.layers.{i}"
+        attention = f"{layer}.self_attn"
+        if i in text.cross_attention_layers:
+            attention = f"{layer}.cross_attn"
+            yield f"{layer}.cross_attn_attn_gate", (1,)
+            yield f"{layer}.cross_attn_mlp_gate", (1,)
+        yield f"{layer}.input_layernorm.weight", (hidden,)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        yield f"{attention}.q_proj.weight", (queries, hidden)
+        yield f"{attention}.k_proj.weight", (keys, hidden)
+        yield f"{attention}.v_proj.weight", (keys, hidden)
+        yield f"{attention}.o_proj.weight", (hidden, queries)
+        yield f"{attention}.q_norm.weight", (text.head_dim,)
+        yield f"{attention}.k_norm.weight", (text.head_dim,)
+        yield f"{layer}.mlp.gate_proj.weight", (width, hidden)
+        yield f"{layer}.mlp.up_proj.weight", (width, hidden)
+        yield f"{layer}.mlp.down_proj.weight", (hidden, width)
+
+    hidden, width = vision.hidden_size, vision.intermediate_size
+    patch = (vision.in_channels, vision.temporal_patch_size, *[vision.patch_size] * 2)
+    features = 1 + len(vision.deepstack_visual_indexes)
+    merged = hidden * vision.spatial_merge_size**2 * features
+
+    def linear(name: str, rows: int, *columns: int):
+        yield f"model.visual.{name}.weight", (rows, *columns)
+        yield f"model.visual.{name}.bias", (rows,)
+
+    yield "model.visual.pos_embed.weight", (vision.num_position_embeddings, hidden)
+    yield from linear("patch_embed.proj", hidden, *patch)
+    for i in range(vision.depth):
+        yield from linear(f"blocks.{i}.norm1", hidden)
+        yield from linear(f"blocks.{i}.norm2", hidden)
+        yield from linear(f"blocks.{i}.attn.qkv", 3 * hidden, hidden)
+        yield from linear(f"blocks.{i}.attn.proj", hidden, hidden)
+        yield from linear(f"blocks.{i}.mlp.linear_fc1", width, hidden)
+        yield from linear(f"blocks.{i}.mlp.linear_fc2", hidden, width)
+    for i in range(features):
+        yield from linear(f"merger.norms.{i}", hidden)
+    yield from linear("merger.linear_fc1", merged, merged)
+    yield from linear("merger.linear_fc2", vision.out_hidden_size, merged)
