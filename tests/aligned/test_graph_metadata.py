@@ -24,7 +24,7 @@ def run_and_compare(bed, answer, cases, orders, steps=STEPS):
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("encoder_len", [40, 200])
+@pytest.mark.parametrize("encoder_len", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_whisper(make_bed, whisper, page_size, encoder_len):
     """Full and padded sizes; an empty encoder first, in the middle, last; none at all."""
     model = whisper(encoder_len)

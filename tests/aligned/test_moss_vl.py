@@ -42,6 +42,19 @@ CASES = [SMALL, TEXT, LARGE, TWO_IMAGES, SHORT_TEXT, WHOLE_PAGE, VIDEO, WIDE]
 ONE_FRAME = [SMALL, TEXT, LARGE, SHORT_TEXT, WHOLE_PAGE, WIDE]
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+OTHERS = [
+    ("torch_native", 16),
+    ("intel_xpu", 64),
+    slow("torch_native", 1),
+    slow("fa3", 64),
+    slow("intel_xpu", 128),
+]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_moss_vl(tmp_path_factory.mktemp("moss_vl"))
@@ -72,7 +85,7 @@ def prompt_tokens(case) -> int:
     return len(prompt) + int(encoder)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
+@pytest.mark.parametrize("page_size", [1, 64, slow(16), slow(128)])
 def test_flashinfer(make_bed, model, answers, monkeypatch, page_size):
     flashinfer_on_cpu.install(monkeypatch)
     bed = make_bed(model, "flashinfer", page_size)
@@ -81,7 +94,7 @@ def test_flashinfer(make_bed, model, answers, monkeypatch, page_size):
 
 @pytest.mark.parametrize(
     ("decode", "page_size"),
-    [("torch_native", 1), ("torch_native", 16), ("fa3", 64), ("intel_xpu", 64), ("intel_xpu", 128)],
+    OTHERS,
 )
 def test_decode_on_another_backend(make_bed, model, answers, monkeypatch, decode, page_size):
     flashinfer_on_cpu.install(monkeypatch)
@@ -98,7 +111,7 @@ def test_decode_on_another_backend(make_bed, model, answers, monkeypatch, decode
 
 @pytest.mark.parametrize(
     ("backend", "page_size"),
-    [("torch_native", 1), ("torch_native", 16), ("fa3", 64), ("intel_xpu", 64), ("intel_xpu", 128)],
+    OTHERS,
 )
 def test_prefill_on_another_backend(make_bed, model, answers, monkeypatch, backend, page_size):
     """Refused by the release; without that, right for requests of one frame."""

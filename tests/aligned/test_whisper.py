@@ -15,7 +15,8 @@ CONFIGS = [
     ("intel_xpu", 128),
 ]
 # below, at and above a page of 64, and one that spans two pages of 128
-ENCODER_LENS = [40, 64, 100, 200]
+slow = pytest.mark.slow
+ENCODER_LENS = [40, 100, pytest.param(64, marks=slow), pytest.param(200, marks=slow)]
 # long enough to open decoder pages of 64, and longer than the shortest encoder
 STEPS = 70
 
