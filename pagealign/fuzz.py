@@ -42,7 +42,7 @@ class Setting:
             overcommit=self.tight,
             retract_every=11 if self.tight else None,
             # room for the longest request of the catalogues and little else, or for all
-            max_total_tokens=640 if self.tight else 8192,
+            max_total_tokens=640 + self.page_size if self.tight else 8192,
         )
 
 

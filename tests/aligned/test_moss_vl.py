@@ -140,3 +140,17 @@ def test_prefix_cache(make_bed, model, monkeypatch, page_size, cached):
         assert result.cached_tokens == expected
     bed.evict_cached()
     assert bed.free() == bed.start
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_retraction(make_bed, model, answers, monkeypatch, page_size):
+    """A retracted request encodes again, and extends over tokens that it generated."""
+    flashinfer_on_cpu.install(monkeypatch)
+    cases, steps = [LARGE, TEXT, TWO_IMAGES, VIDEO], page_size + 6
+    bed = make_bed(model, "flashinfer", page_size, retract_every=3)
+    results = bed.run([Request(prompt, f, max_new_tokens=steps) for f, prompt in cases])
+    for case, result in zip(cases, results, strict=True):
+        ids, logprobs = answers[id(case)]
+        assert_same(result, ids[:steps], logprobs[:steps])
+    assert sum(r.retractions for (f, _), r in zip(cases, results, strict=True) if f) > 1
+    assert bed.free() == bed.start

@@ -2,11 +2,14 @@
 
 import math
 
+import flashinfer_on_cpu
 import pytest
 import torch
 from bed_fixtures import PROMPT, assert_same, audio, image
 
 from pagealign.bed import Request
+from pagealign.moss_vl import Media
+from pagealign.tiny_models import MOSS_VL_PATCH_VALUES, tiny_moss_vl
 
 SGLANGS_OWN_CHECKS = (
     "DEBUG_MEMORY_POOL",
@@ -81,3 +84,13 @@ def test_cached_text_beside_a_cached_image_is_nan(make_bed, mllama):
     finally:
         torch.use_deterministic_algorithms(False)
     assert math.isnan(text.output_logprobs[0])
+
+
+def test_a_retracted_moss_vl_request_kills(make_bed, tmp_path, monkeypatch):
+    """Any page size: its pixels were dropped after its first prefill."""
+    flashinfer_on_cpu.install(monkeypatch)
+    frame = Media(torch.zeros(16, MOSS_VL_PATCH_VALUES), torch.tensor([(1, 4, 4)]))
+    bed = make_bed(tiny_moss_vl(tmp_path), "flashinfer", 1, retract_every=2)
+    with pytest.raises(IndexError) as fault:
+        bed.run([Request((2, 5, 20, 11), frame, max_new_tokens=8) for _ in range(2)])
+    assert fault.traceback[-1].name == "_build_cross_attention_custom_mask"
