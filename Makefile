@@ -1,6 +1,6 @@
 # `make` lists the targets. Each one that needs the environment makes it if it is missing.
 .DEFAULT_GOAL := help
-.PHONY: help env demo soak test test-slow lint format constraints clean
+.PHONY: help env demo soak compare test test-slow lint format constraints clean
 
 BIN := .venv/bin
 SHELL_SCRIPTS = $(wildcard scripts/*.sh) .ci/run
@@ -16,6 +16,9 @@ demo: env  ## stock and patched SGLang on real speech: one table (ARGS="--only R
 
 soak: env  ## half an hour of mixed traffic on one patched server (ARGS="--minutes 3")
 	@$(BIN)/pagealign soak $(ARGS)
+
+compare: env  ## page-aligned, varlen gather and page size 1: a report (ARGS="--quick")
+	@$(BIN)/pagealign compare $(ARGS)
 
 test: env  ## the tests (ARGS="unit -- -k NAME" for some of them)
 	@scripts/run_tests.sh $(ARGS)

@@ -139,6 +139,61 @@ def soak(
 
 
 @app.command()
+def compare(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases, no server.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the report goes.")] = Path(
+        "reports/compare"
+    ),
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV or JSON lines with arrival, encoder_len, decode_len; may be repeated.",
+        ),
+    ] = None,
+    trace_model: Annotated[
+        str, typer.Option(help="Whose KV the traces fill: whisper-large-v3, llama-3.2-11b-vision.")
+    ] = "whisper-large-v3",
+    steps_per_second: Annotated[
+        float, typer.Option(help="Decode steps per unit of a trace's arrivals.")
+    ] = 1.0,
+    pool_slots: Annotated[int, typer.Option(help="The traces' pool, in slots.")] = 131_072,
+    max_running: Annotated[int, typer.Option(help="The traces' requests at once.")] = 256,
+    page_size: Annotated[
+        list[int] | None, typer.Option(help="Of the pool; may be repeated. 1 to 256 if none.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Refuse page sizes that its kernels refuse.")
+    ] = None,
+    parallel: Annotated[str, typer.Option(help="processes, dask or ray.")] = "processes",
+    jobs: Annotated[int, typer.Option(help="Processes; -1: one per core.")] = -1,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Of a running Dask or Ray cluster.")
+    ] = None,
+) -> None:
+    """Compare page-aligned, varlen gather and page size 1; write a report."""
+    with errors_as_lines():
+        from pagealign.compare import fragmentation
+        from pagealign.compare import run as module
+
+        code = module.run(
+            quick=quick,
+            out=out,
+            traces=trace or [],
+            model=trace_model,
+            rate=steps_per_second,
+            pool_slots=pool_slots,
+            max_running=max_running,
+            page_sizes=page_size or fragmentation.PAGE_SIZES,
+            backend=backend,
+            parallel=parallel,
+            jobs=jobs,
+            scheduler=scheduler,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -3,6 +3,8 @@
 ``import`` makes a git repository with one commit per diff on top of the stock package;
 edit, reorder and rebase the commits there; ``export`` writes the diffs back; ``pin``
 records the hashes; ``check`` proves the whole. Run as ``python -m pagealign.series``.
+An alternative is a series of its own in a folder of ``patches``: ``pin`` and ``check`` see to
+it too, ``import`` and ``export`` with ``--patches``.
 
 A diff file is its commit: the message (a subject line, an empty line, why), an empty line,
 then what ``git diff`` shows. The message's last line in the repository, ``Diff: NAME.diff``,
@@ -202,8 +204,22 @@ def write_pin(patches: Path = PATCHES, wheels: Sequence[Path] = ()) -> None:
     _replace(patches / "PIN", pin_text(replace(pin, files=files)))
 
 
+def series_folders(patches: Path = PATCHES) -> list[Path]:
+    """``patches`` and the folders in it that hold a series of their own: alternatives."""
+    return [patches, *sorted(path.parent for path in patches.glob("*/series"))]
+
+
+def check_all(patches: Path = PATCHES) -> list[str]:
+    """What is wrong with the series and its alternatives, a line each."""
+    problems = []
+    for folder in series_folders(patches):
+        where = "" if folder == patches else f"{folder.name}/"
+        problems += [where + problem for problem in check(folder)]
+    return problems
+
+
 def check(patches: Path = PATCHES) -> list[str]:
-    """What is wrong with the series, a line each; empty when nothing is.
+    """What is wrong with the one series in ``patches``, a line each; empty when nothing is.
 
     Each diff has a header and applies to the pinned wheel in its turn, by git and by patch,
     with neither fuzz nor offset, and reverses; after each the files compile; an export of
@@ -390,7 +406,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--wheel", type=Path, action="append", default=[], metavar="FILE",
         help="pin this wheel's release instead; once for each processor",
     )  # fmt: skip
-    commands.add_parser("check", help="prove that the series is in order")
+    commands.add_parser("check", help="prove that the series and its alternatives are in order")
     options = parser.parse_args(argv)
     try:
         return _run(options)
@@ -409,15 +425,17 @@ def _run(options: argparse.Namespace) -> int:
             for line in export_series(options.repo, patches) or ["nothing has changed"]:
                 print(line)
         case "pin":
-            write_pin(patches, options.wheel)
-            print(f"wrote {patches / 'PIN'}")
+            for folder in [patches] if options.wheel else series_folders(patches):
+                write_pin(folder, options.wheel)
+                print(f"wrote {folder / 'PIN'}")
         case "check":
-            problems = check(patches)
+            problems = check_all(patches)
             for problem in problems:
                 print(f"series: {problem}", file=sys.stderr)
             if problems:
                 return 1
-            print(f"{len(load_series(patches).all)} diffs in order")
+            count = sum(len(load_series(folder).all) for folder in series_folders(patches))
+            print(f"{count} diffs in order")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""SGLang trees in the cache: the pinned wheel unpacked, with and without the series.
+"""SGLang trees in the cache: the pinned wheel unpacked, with and without a series.
 
 A tree is a folder that holds ``sglang/`` and goes on ``PYTHONPATH``; what pip installed is
 never touched. Trees share their unchanged files by hard links, so these are read-only:
@@ -27,7 +27,7 @@ from pagealign.pin import Pin, load_pin, load_series
 
 APPLY = REPO / "scripts" / "apply_patches.sh"
 
-TreeName = Literal["stock", "aligned", "aligned-core"]
+TreeName = Literal["stock", "aligned", "aligned-core", "varlen"]
 TREE_NAMES: tuple[TreeName, ...] = get_args(TreeName)
 
 _FORMAT = b"1"  # goes into the keys; raise it when trees come to be built in another way
@@ -79,9 +79,12 @@ def build_tree(name: TreeName, patches: Path = PATCHES) -> Path:
     """The tree ``name``, built if missing: a folder for ``PYTHONPATH`` that holds ``sglang/``.
 
     ``stock`` is the wheel, ``aligned`` has the whole series, ``aligned-core`` the series
-    without the fixes. Any number of processes may ask at once; a tree appears by a rename,
-    complete and verified. PagealignError where it can't be built or was edited since.
+    without the fixes, ``varlen`` the alternative to it. Any number of processes may ask at
+    once; a tree appears by a rename, complete and verified. PagealignError where it can't be
+    built or was edited since.
     """
+    if name == "varlen":  # the alternative is a series of its own, with its own pin
+        patches = patches / "alternatives"
     pin = load_pin(patches)
     tree = _folder(name, patches, pin)
     if not tree.is_dir():
@@ -137,7 +140,7 @@ def _diffs(name: TreeName, patches: Path) -> tuple[str, ...]:
             return ()
         case "aligned-core":
             return load_series(patches).core
-        case "aligned":
+        case "aligned" | "varlen":
             return load_series(patches).all
     raise PagealignError(f"no tree {name!r}: use one of {', '.join(TREE_NAMES)}")
 
@@ -229,10 +232,10 @@ def _make_read_only(folder: Path) -> None:
 def _verify(tree: Path, name: TreeName, pin: Pin) -> None:
     """Compare the touched files with the pin: the quick part of a tree that could be wrong."""
     for file in pin.files:
-        want = {"stock": file.before, "aligned-core": file.core, "aligned": file.after}[name]
+        want = {"stock": file.before, "aligned-core": file.core}.get(name, file.after)
         path = tree / file.inside
         if (sha256_of(path) if path.is_file() else None) != want:
             raise PagealignError(
-                f"{path} is not what patches/PIN says: if the tree was edited, delete {tree} and "
+                f"{path} is not what its PIN says: if the tree was edited, delete {tree} and "
                 "it is built again; if the series was, run python -m pagealign.series pin"
             )

@@ -10,8 +10,8 @@ unset CDPATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 
 usage() {
   cat <<'EOF'
-usage: apply_patches.sh [--check | --reverse | --status] [--core] [--patches DIR]
-                        (--installed | PATH)
+usage: apply_patches.sh [--check | --reverse | --status] [--core | --series NAME]
+                        [--patches DIR] (--installed | PATH)
 
 Applies the patch series to the SGLang tree at PATH: a git checkout's root, its python/
 folder, an unpacked package (a folder that holds sglang/), or the sglang folder itself.
@@ -21,7 +21,9 @@ folder, an unpacked package (a folder that holds sglang/), or the sglang folder 
   --reverse      put the stock files back, byte for byte; also after a killed run
   --status       say what the tree holds, file by file; change nothing
   --core         leave the fixes_* diffs out
-  --patches DIR  another series (default: the patches folder beside this script's)
+  --series NAME  an alternative in the series' place: alternatives/varlen, which is
+                 for comparison only
+  --patches DIR  other patches (default: the patches folder beside this script's)
 
 Needs bash, coreutils and git (or patch). Until every file has been patched and verified,
 the tree is as it was; then the files are renamed into place, with signals held. A run
@@ -36,12 +38,14 @@ Exit codes, each with one line on stderr; the tree has changed only where it is 
    4  no SGLang there              12  another run is at work on the tree
    5  another release              13  the patches folder is incomplete
    6  a touched file differs       14  --core, but the fixes are applied too
-   7  partly applied               128 and more: interrupted by a signal
+   7  partly applied               15  another series is applied
+                                   128 and more: interrupted by a signal
 EOF
 }
 
 readonly FAILED=1 USAGE=2 NO_PATH=3 NO_SGLANG=4 OTHER_RELEASE=5 DIFFERS=6 PARTLY=7 \
-  READ_ONLY=8 NO_TOOL=9 HAS_CRLF=10 SYMLINK=11 BUSY=12 BAD_SERIES=13 HAS_FIXES=14
+  READ_ONLY=8 NO_TOOL=9 HAS_CRLF=10 SYMLINK=11 BUSY=12 BAD_SERIES=13 HAS_FIXES=14 \
+  HAS_OTHER=15
 
 die() { # CODE MESSAGE...
   local code=$1
@@ -56,6 +60,17 @@ die() { # CODE MESSAGE...
 
 level_names=(stock 'core applied' applied)
 diffs=() files=() want=() upto=() release='' tag=''
+
+# An alternative has a folder of its own in the patches folder, with PIN and series, and is
+# named after its diff: alternatives/varlen.
+select_series() { # NAME
+  local file name known=''
+  for file in "$root"/*/*.diff; do
+    name=${file#"$root/"} name=${name%.diff} known="$known $name"
+    [ "$name" != "$1" ] || { patches=${file%/*} && return; }
+  done
+  die $USAGE "no series $1: there is${known:- none}"
+}
 
 read_series() {
   [ -r "$patches/PIN" ] && [ -r "$patches/series" ] ||
@@ -190,10 +205,10 @@ file_state() { # I
 # --- what to say about it -------------------------------------------------------------
 
 status() {
-  local i state
+  local i state head="$tree: SGLang ${there:-of unknown release} (pinned: $release)"
   look
   state=$(tree_state)
-  echo "$tree: SGLang ${there:-of unknown release} (pinned: $release): $state"
+  echo "$head${series:+, series $series}: $state"
   for i in "${!files[@]}"; do printf '  %-15s %s\n' "$(file_state "$i")" "${files[i]}"; done
   check_release
   refuse "$state"
@@ -208,8 +223,9 @@ check_release() {
 refuse() { # STATE: returns where the tree is at a level
   local i first='' count=0 more=''
   [ "$1" != 'partly applied' ] ||
-    die $PARTLY "$tree is partly applied: --reverse puts the stock files back, then apply again"
+    die $PARTLY "$tree is partly applied: $reverse puts the stock files back, then apply again"
   [ "$1" = unknown ] || return 0
+  refuse_other
   for i in "${!files[@]}"; do
     file_level "$i" >/dev/null || { first=${first:-$i} && count=$((count + 1)); }
   done
@@ -221,6 +237,32 @@ refuse() { # STATE: returns where the tree is at a level
     *) die $DIFFERS "$tree/${files[first]} differs from SGLang $release's$more:" \
       "restore it from $tag, or reinstall sglang==$release" ;;
   esac
+}
+
+# Another series may change some of the same files: whichever is there must go first.
+refuse_other() { # returns where no file is as another series makes it
+  local dir found name
+  for dir in "$root" "$root"/*/; do
+    dir=${dir%/}
+    [ "$dir" != "$patches" ] && [ -r "$dir/PIN" ] || continue
+    if ! has_changes_of "$dir"; then continue; fi
+    [ "$dir" != "$root" ] ||
+      die $HAS_OTHER "$tree has the main series: take it back first, by --reverse alone"
+    found=("$dir"/*.diff) name=${found[0]#"$root/"} name=${name%.diff}
+    die $HAS_OTHER "$tree has the series $name: take it back first, by --series $name --reverse"
+  done
+}
+
+has_changes_of() { # DIR: whether a file of the tree is as the series in DIR makes it
+  local key before core after path
+  while read -r key before core after path; do
+    [ "$key" = file ] || continue
+    case $(sha256 "$tree/${path#python/sglang/}") in
+      "$before") ;;
+      "$core" | "$after") return 0 ;;
+    esac
+  done <"$1/PIN"
+  return 1
 }
 
 judge() { # GOAL: returns if there is something to do that can be done
@@ -238,6 +280,7 @@ judge() { # GOAL: returns if there is something to do that can be done
   [ "$state/$1" != applied/1 ] ||
     die $HAS_FIXES "$tree has the fixes too: --reverse first, then --core"
   [ "$state/$1" = 'partly applied/0' ] || refuse "$state"
+  [ "$1" = 0 ] || refuse_other
 }
 
 select_changes() { # GOAL: sets changed, the files to replace; refuses what can't be replaced
@@ -255,6 +298,10 @@ select_changes() { # GOAL: sets changed, the files to replace; refuses what can'
     fi
     changed+=("$i")
   done
+}
+
+count_changed() {
+  case ${#changed[@]} in 1) echo '1 file' ;; *) echo "${#changed[@]} files" ;; esac
 }
 
 # --- doing it -------------------------------------------------------------------------
@@ -384,6 +431,9 @@ parse() {
         [ "$mode" = apply ] || die $USAGE "only one of --check, --reverse, --status"
         mode=${1#--} ;;
       --core) goal=1 ;;
+      --series)
+        [ -n "${2-}" ] || die $USAGE "--series needs a name"
+        series=$2 reverse="--series $2 --reverse" && shift ;;
       --installed) installed=1 ;;
       --patches)
         [ $# -gt 1 ] || die $USAGE "--patches needs a folder"
@@ -401,12 +451,16 @@ parse() {
     reverse/1 | status/1) die $USAGE "--core does not go with --$mode" ;;
     reverse/2) goal=0 ;;
   esac
+  [ "$goal${series:+/series}" != 1/series ] || die $USAGE "--core does not go with --series"
 }
 
-mode=apply goal=2 path='' installed='' tool='' tree='' there='' stage=''
+mode=apply goal=2 path='' installed='' series='' reverse=--reverse
+tool='' tree='' there='' stage=''
 hasher=() have=() changed=()
 patches=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)/patches
 parse "$@"
+root=$patches
+[ -z "$series" ] || select_series "$series"
 find_tools
 read_series
 if [ -n "$path" ]; then find_tree "$path"; else find_installed; fi
@@ -420,7 +474,7 @@ if [ "$mode" = check ]; then
   select_changes $goal
   stage=$(mktemp -d)
   build_stage $goal
-  echo "would apply: ${#changed[@]} files of $tree"
+  echo "would apply: $(count_changed) of $tree"
   exit 0
 fi
 [ -e "$tree/.apply_patches" ] || judge $goal # says "already applied" of a read-only tree too
@@ -430,6 +484,6 @@ select_changes $goal
 build_stage $goal
 swap
 case $goal in
-  0) echo "reversed: ${#changed[@]} files of $tree are stock again" ;;
-  *) echo "${level_names[goal]}: ${#changed[@]} files of $tree changed; --reverse takes them back" ;;
+  0) echo "reversed: $(count_changed) of $tree, stock again" ;;
+  *) echo "${level_names[goal]}: $(count_changed) of $tree changed; $reverse takes that back" ;;
 esac

@@ -8,6 +8,7 @@ processes (pytest-xdist; 2 by default):
     unit      tests/test_*.py   no SGLang tree
     aligned   tests/aligned     the aligned tree first on PYTHONPATH
     stock     tests/stock       the stock tree first on PYTHONPATH
+    varlen    tests/varlen      the varlen tree first on PYTHONPATH
     server    tests/server      starts servers, each with a tree of its own
 
 Exits non-zero if a test failed, a group could not run, or a group ran no test.
@@ -26,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-GROUPS = ("unit", "aligned", "stock", "server")
-WITH_TREE = ("aligned", "stock")
+GROUPS = ("unit", "aligned", "stock", "varlen", "server")
+WITH_TREE = ("aligned", "stock", "varlen")
 NONE_COLLECTED = 5  # pytest's exit code
 
 

@@ -26,6 +26,7 @@ from tiny_release import (
     STOCK,
     TOUCHED,
     UNTOUCHED,
+    VARLEN,
     TinyRelease,
     Version,
     make_package,
@@ -38,6 +39,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "apply_patches.sh"
 # The script's interface: what each exit code means.
 FAILED, USAGE, NO_PATH, NO_SGLANG, OTHER_RELEASE, DIFFERS, PARTLY = 1, 2, 3, 4, 5, 6, 7
 READ_ONLY, NO_TOOL, HAS_CRLF, SYMLINK, BUSY, BAD_SERIES, HAS_FIXES = 8, 9, 10, 11, 12, 13, 14
+HAS_OTHER = 15
 
 # All that the script may call beside git and patch.
 COREUTILS = "bash cat cp dirname env mkdir mktemp mv rm sha256sum tr"
@@ -331,6 +333,9 @@ def test_installed_asks_python_without_importing(run, tree, tmp_path):
         (["--reverse", "--core", "x"], "--core"),
         (["--status", "--core", "x"], "--core"),
         (["x", "--patches"], "--patches"),
+        (["x", "--series"], "--series needs a name"),
+        (["x", "--series", ""], "--series needs a name"),
+        (["--series", "alternatives/varlen", "--core", "x"], "--core does not go"),
     ],
 )
 def test_wrong_usage(run, args, word):
@@ -344,9 +349,9 @@ def test_help_names_every_exit_code(run):
             r"\b([A-Z_]+)=(\d+)", re.search(r"readonly (.+?)\n\n", SCRIPT.read_text(), re.DOTALL)[1]
         )
     )
-    assert sorted(map(int, codes.values())) == list(range(1, 15))
+    assert sorted(map(int, codes.values())) == list(range(1, 16))
     assert sorted(map(int, re.findall(r"^ +(\d+)  ", text, re.M))) == list(range(8))
-    assert sorted(map(int, re.findall(r"\S {2,}(\d+)  ", text))) == list(range(8, 15))
+    assert sorted(map(int, re.findall(r"\S {2,}(\d+)  ", text))) == list(range(8, 16))
 
 
 def test_no_such_path(run, tmp_path):
@@ -562,6 +567,91 @@ def test_status_of_a_partly_applied_and_of_an_unknown_tree(run, tmp_path):
             "srt/script.py": "applied",
         },
     )
+
+
+# --- another series -------------------------------------------------------------------
+
+ALTERNATIVE = ["--series", "alternatives/varlen"]
+
+
+@pytest.mark.parametrize("tool", ["git", "patch"])
+def test_an_alternative_applies_and_reverses(run, tree, tmp_path, tool):
+    path = tools(tmp_path / "bin", tool)
+    before = snapshot(tree)
+
+    def alternative(*mode: str) -> str:
+        return ok(run(*ALTERNATIVE, *mode, tree, path=path))
+
+    assert "would apply: 1 file of" in alternative("--check")
+    assert alternative("--status").splitlines()[0].endswith("series alternatives/varlen: stock")
+    assert snapshot(tree) == before
+    assert "--series alternatives/varlen --reverse takes that back" in alternative()
+    assert contents(tree / "sglang") == VARLEN
+    assert "already applied" in alternative()
+    head, *files = alternative("--status").splitlines()
+    assert head.endswith("series alternatives/varlen: applied")
+    assert [file.split() for file in files] == [["applied", "srt/many.py"]]
+    alternative("--reverse")
+    assert snapshot(tree) == before
+    assert "nothing to reverse" in alternative("--reverse")
+
+
+@pytest.mark.parametrize("version", [CORE, ALL], ids=["core", "all"])
+@pytest.mark.parametrize("mode", [[], ["--check"], ["--reverse"], ["--status"]])
+def test_an_alternative_is_refused_where_the_series_is_in(run, tmp_path, version, mode):
+    make_package(tmp_path, version)
+    before = snapshot(tmp_path)
+    refused(run(*ALTERNATIVE, *mode, tmp_path), HAS_OTHER, "main series", "by --reverse alone")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("mode", [[], ["--core"], ["--check"], ["--reverse"], ["--status"]])
+def test_the_series_is_refused_where_an_alternative_is_in(run, tmp_path, mode):
+    make_package(tmp_path, VARLEN)
+    before = snapshot(tmp_path)
+    refused(run(*mode, tmp_path), HAS_OTHER, "by --series alternatives/varlen --reverse")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("mode", [[], ["--check"]])
+def test_an_alternative_is_refused_where_the_series_is_partly_in(run, tmp_path, mode):
+    """As a killed run may leave it: not in the one file that both touch."""
+    make_package(tmp_path, STOCK | {"srt/script.py": ALL["srt/script.py"]})
+    before = snapshot(tmp_path)
+    refused(run(*ALTERNATIVE, *mode, tmp_path), HAS_OTHER, "main series")
+    assert snapshot(tmp_path) == before
+
+
+def test_an_alternative_names_a_file_of_ones_own(run, tree):
+    (tree / "sglang/srt/many.py").write_text("mine\n")
+    before = snapshot(tree)
+    for mode in ([], ["--reverse"], ["--status"]):
+        refused(run(*ALTERNATIVE, *mode, tree), DIFFERS, "srt/many.py differs")
+    assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("name", ["varlen", "alternatives", "first", "../alternatives/varlen"])
+def test_an_unknown_series(run, tree, name):
+    refused(run("--series", name, tree), USAGE, f"no series {name}: there is alternatives/varlen")
+
+
+def test_patches_without_an_alternative(run, release, tree, tmp_path):
+    patches = tmp_path / "patches"
+    shutil.copytree(release.patches, patches, ignore=shutil.ignore_patterns("alternatives"))
+    refused(run("--patches", patches, *ALTERNATIVE, tree), USAGE, "there is none")
+    ok(run("--patches", patches, tree))
+    assert contents(tree / "sglang") == ALL
+
+
+@pytest.mark.parametrize("broken", ["PIN", "series"])
+def test_an_incomplete_alternative(run, release, tree, tmp_path, broken):
+    patches = tmp_path / "patches"
+    shutil.copytree(release.patches, patches)
+    (patches / "alternatives" / broken).unlink()
+    before = snapshot(tree)
+    refused(run("--patches", patches, *ALTERNATIVE, tree), BAD_SERIES, "alternatives")
+    assert snapshot(tree) == before
+    ok(run("--patches", patches, tree))  # the main series needs none of it
 
 
 # --- all or nothing -------------------------------------------------------------------

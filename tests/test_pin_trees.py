@@ -16,6 +16,7 @@ from tiny_release import (
     STOCK,
     TOUCHED,
     UNTOUCHED,
+    VARLEN,
     WHEEL,
     TinyRelease,
     make_package,
@@ -38,7 +39,7 @@ from pagealign.trees import (
     wheel,
 )
 
-VERSIONS = {"stock": STOCK, "aligned-core": CORE, "aligned": ALL}
+VERSIONS = {"stock": STOCK, "aligned-core": CORE, "aligned": ALL, "varlen": VARLEN}
 
 
 @pytest.fixture
@@ -231,16 +232,23 @@ def test_a_tree_is_keyed_by_wheel_and_series(given):
     after = {name: build_tree(name, given.patches) for name in TREE_NAMES}
     assert after["stock"] == before["stock"]
     assert after["aligned-core"] == before["aligned-core"]
+    assert after["varlen"] == before["varlen"]
     assert after["aligned"] != before["aligned"]
 
+    diff = given.patches / "alternatives/varlen.diff"
+    diff.write_text("Another subject\n" + diff.read_text())
+    assert build_tree("varlen", given.patches) != before["varlen"]
+    assert build_tree("aligned", given.patches) == after["aligned"]
 
-def test_an_edited_tree_is_noticed(given):
-    tree = build_tree("aligned", given.patches)
+
+@pytest.mark.parametrize("name", TREE_NAMES)
+def test_an_edited_tree_is_noticed(given, name):
+    tree = build_tree(name, given.patches)
     file = tree / "sglang/srt/many.py"
     file.chmod(0o644)
     file.write_text("edited\n")
     with pytest.raises(PagealignError, match=f"many.py.*delete {tree}"):
-        build_tree("aligned", given.patches)
+        build_tree(name, given.patches)
 
 
 def test_a_series_that_fails_leaves_no_tree(given, cache):
@@ -260,7 +268,7 @@ def test_a_killed_builders_leftovers_go(given, cache):
 
 
 def test_an_unknown_tree(given):
-    with pytest.raises(PagealignError, match="stock, aligned"):
+    with pytest.raises(PagealignError, match="stock, aligned, aligned-core, varlen"):
         build_tree("other", given.patches)
 
 
@@ -285,7 +293,8 @@ def test_many_builders_at_once(given, cache, tmp_path):
 
 def test_prune_trees(given):
     trees = {name: build_tree(name, given.patches) for name in TREE_NAMES}
-    assert prune_trees({trees["aligned"]}) == sorted([trees["stock"], trees["aligned-core"]])
+    others = [tree for name, tree in trees.items() if name != "aligned"]
+    assert prune_trees({trees["aligned"]}) == sorted(others)
     assert list_trees() == [trees["aligned"]]
     package = trees["aligned"] / "sglang"
     assert {path: (package / path).read_text() for path in TOUCHED} == ALL
@@ -322,10 +331,23 @@ def test_tree_of_nothing(tmp_path):
 @pytest.mark.parametrize("name", TREE_NAMES)
 def test_the_real_trees_are_what_the_script_says(name):
     tree = build_tree(name)
-    done = subprocess.run([APPLY, "--status", tree], capture_output=True, text=True)
-    word = {"stock": "stock", "aligned-core": "core applied", "aligned": "applied"}[name]
+    series = ["--series", "alternatives/varlen"] if name == "varlen" else []
+    done = subprocess.run([APPLY, *series, "--status", tree], capture_output=True, text=True)
+    end = {
+        "stock": ": stock",
+        "aligned-core": ": core applied",
+        "aligned": ": applied",
+        "varlen": ", series alternatives/varlen: applied",
+    }[name]
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0].endswith(f"SGLang 0.5.23 (pinned: 0.5.23): {word}")
+    assert done.stdout.splitlines()[0].endswith(f"SGLang 0.5.23 (pinned: 0.5.23){end}")
+
+
+def test_the_real_alternative_touches_one_backend():
+    """Nothing of what the release allocates, counts or asks of the models is another."""
+    (file,) = load_pin(PATCHES / "alternatives").files
+    assert file.inside == "sglang/srt/layers/attention/xpu_backend.py"
+    assert load_series(PATCHES / "alternatives") == Series(("varlen.diff",), ())
 
 
 @pytest.mark.parametrize("tool", ["git", "patch"])

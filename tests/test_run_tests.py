@@ -55,6 +55,7 @@ def repo(tmp_path) -> Path:
     write(tmp_path / "tests" / "test_unit.py", PASSING)
     write(tmp_path / "tests" / "aligned" / "test_a.py", WHERE.format(group="aligned"))
     write(tmp_path / "tests" / "stock" / "test_b.py", WHERE.format(group="stock"))
+    write(tmp_path / "tests" / "varlen" / "test_b.py", WHERE.format(group="varlen"))
     write(tmp_path / "tests" / "server" / "test_c.py", PASSING)
     return tmp_path
 
@@ -90,7 +91,7 @@ def run(repo: Path, *arguments: str) -> tuple[int, list[str]]:
 
 def test_all_groups_each_with_its_tree(repo):
     code, lines = run(repo)
-    assert (code, lines[-1]) == (0, "4 passed, 0 failed, 0 skipped"), "\n".join(lines)
+    assert (code, lines[-1]) == (0, "5 passed, 0 failed, 0 skipped"), "\n".join(lines)
     assert any(line.startswith("aligned | ") for line in lines)
 
 
@@ -181,7 +182,7 @@ def test_a_tree_that_cannot_be_built_fails_its_group_only(repo):
     assert code == 1
     assert "cannot build aligned" in "\n".join(lines)
     assert lines[-2].startswith("aligned: ")
-    assert lines[-1] == "3 passed, 1 failed, 0 skipped"
+    assert lines[-1] == "4 passed, 1 failed, 0 skipped"
 
 
 def test_slow_tests_are_run_apart(repo):

@@ -18,6 +18,7 @@ from tiny_release import (
     STOCK,
     TOUCHED,
     UNTOUCHED,
+    VARLEN,
     TinyRelease,
     make_diff,
     make_release,
@@ -25,15 +26,18 @@ from tiny_release import (
 )
 
 from pagealign.errors import PagealignError
+from pagealign.paths import PATCHES
 from pagealign.pin import load_pin, load_series
 from pagealign.series import (
     BASE,
     check,
+    check_all,
     export_series,
     import_series,
     load_diff,
     load_diffs,
     main,
+    series_folders,
     write_pin,
 )
 
@@ -209,6 +213,40 @@ def test_pin_can_start_from_wheels_alone(release, tmp_path):
 
 def test_check_finds_nothing(release):
     assert check(release.patches) == []
+    assert check_all(release.patches) == []
+
+
+def test_check_finds_what_is_wrong_with_an_alternative(release):
+    edit("alternatives/varlen.diff", "+('varlen')", "+('other')")(release.patches)
+    edit("fixes_third.diff", "+('fix')", "+('other')")(release.patches)
+    (release.patches / "alternatives/stray.diff").touch()
+    assert check_all(release.patches) == [
+        "PIN is not up to date: run python -m pagealign.series pin",
+        "alternatives/stray.diff is not in the series: list it or delete it",
+    ]
+    (release.patches / "alternatives/stray.diff").unlink()
+    assert check_all(release.patches)[1].startswith("alternatives/PIN is not up to date")
+    assert main(["--patches", str(release.patches), "pin"]) == 0
+    assert check_all(release.patches) == []
+
+
+def test_pin_of_another_release_leaves_an_alternatives_alone(release, tmp_path):
+    before = snapshot(release.patches / "alternatives")
+    wheel = ["--wheel", str(release.wheel)]
+    assert main(["--patches", str(release.patches), "pin", *wheel]) == 0
+    assert snapshot(release.patches / "alternatives") == before
+
+
+def test_an_alternative_is_a_series_of_its_own(release, tmp_path):
+    patches = release.patches / "alternatives"
+    repo = tmp_path / "another repo"
+    import_series(repo, patches)
+    assert git(repo, "log", "--reverse", "--format=%s").splitlines() == [
+        "SGLang 0.5.23",
+        "Do it in another way",
+    ]
+    assert git(repo, "show", "HEAD:python/sglang/srt/many.py") == VARLEN["srt/many.py"]
+    assert export_series(repo, patches) == []
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -284,7 +322,8 @@ def test_the_commands(release, tmp_path, capsys):
     assert main([*patches, "check"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1] == "nothing has changed"
-    assert out[3] == "3 diffs in order"
+    assert out[2:4] == [f"wrote {release.patches / name}" for name in ("PIN", "alternatives/PIN")]
+    assert out[4] == "4 diffs in order"
 
 
 def test_the_commands_fail_with_a_line_for_each_problem(release, tmp_path, capsys):
@@ -306,13 +345,14 @@ def test_the_commands_fail_with_a_line_for_each_problem(release, tmp_path, capsy
 # --- the real series ------------------------------------------------------------------
 
 
-def test_the_real_series_is_in_order():
-    assert check() == []
+def test_the_real_series_and_its_alternative_are_in_order():
+    assert check_all() == []
+    assert [folder.name for folder in series_folders()] == ["patches", "alternatives"]
 
 
 def test_the_real_headers_say_why():
     assert load_series().core
-    for diff in load_diffs():
+    for diff in (*load_diffs(), *load_diffs(PATCHES / "alternatives")):
         subject, empty, *why = diff.header.splitlines()
         assert len(subject) <= 72 and empty == "", diff.name
         assert len(" ".join(why)) > 80, diff.name

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,8 @@ ALL: Version = CORE | {
     "srt/fixed.py": lines({0: "('a fix alone')", 30: "('fix')"}),
 }
 LEVELS = (STOCK, CORE, ALL)
+# The alternative, on stock: one of the files that the series touches too.
+VARLEN: Version = STOCK | {"srt/many.py": lines({6: "('varlen')"})}
 TOUCHED = sorted(ALL)
 
 UNTOUCHED: Version = {
@@ -73,21 +75,29 @@ class TinyRelease:
 
 
 def make_release(folder: Path) -> TinyRelease:
-    """Write the wheel and the series with its PIN into ``folder``."""
+    """Write the wheel, the series and its alternative, each with a PIN, into ``folder``."""
     patches = folder / "patches"
     patches.mkdir(parents=True)
     wheel = make_wheel(folder)
     for name, (old, new, header) in DIFFS.items():
         (patches / name).write_text(f"{header}\n\n{make_diff(old, new)}")
     (patches / "series").write_text("# the order\n" + "".join(f"{name}\n" for name in DIFFS))
-    write_pin(patches, wheel)
+    write_pin(patches, wheel, LEVELS)
+    alternative = patches / "alternatives"
+    alternative.mkdir()
+    header = "Do it in another way\n\nTo compare."
+    (alternative / "varlen.diff").write_text(f"{header}\n\n{make_diff(STOCK, VARLEN)}")
+    (alternative / "series").write_text("varlen.diff\n")
+    write_pin(alternative, wheel, (STOCK, VARLEN, VARLEN))
     return TinyRelease(wheel, patches)
 
 
-def write_pin(patches: Path, wheel: Path) -> None:
+def write_pin(patches: Path, wheel: Path, levels: Sequence[Version]) -> None:
     pinned = [f"release {RELEASE}", f"tag v{RELEASE}", f"wheel {sha256(wheel)} {wheel.name}"]
     for path in TOUCHED:
-        shas = [sha256_text(version.get(path)) for version in LEVELS]
+        shas = [sha256_text(version.get(path)) for version in levels]
+        if len(set(shas)) == 1:
+            continue
         pinned.append(" ".join(["file", *shas, f"python/sglang/{path}"]))
     (patches / "PIN").write_text("# a tiny release\n" + "".join(f"{line}\n" for line in pinned))
 

@@ -1,0 +1,118 @@
+"""``pagealign compare``: everything measured, one report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from pagealign import report
+from pagealign.compare import accuracy, cost, fragmentation, page, results, summary
+from pagealign.compare.approaches import APPROACHES
+from pagealign.compare.fragmentation import LLAMA_11B_VISION, WHISPER_LARGE_V3, Limits, Workload
+from pagealign.compare.parallel import Where
+from pagealign.compare.results import Results
+from pagealign.errors import PagealignError
+from pagealign.server import terminable
+from pagealign.trees import build_tree
+
+MODELS = {"whisper-large-v3": WHISPER_LARGE_V3, "llama-3.2-11b-vision": LLAMA_11B_VISION}
+
+
+def user_workloads(
+    traces: Sequence[Path], model: str, pool_slots: int, max_running: int, rate: float
+) -> list[Workload]:
+    """A workload for each trace file; PagealignError for a bad one or an unknown model."""
+    if model not in MODELS:
+        raise PagealignError(f"no model {model!r}: use one of {', '.join(MODELS)}")
+    limits = Limits(pool_slots=pool_slots, max_running=max_running)
+    return [
+        fragmentation.user_workload(path, MODELS[model], limits, steps_per_second=rate)
+        for path in traces
+    ]
+
+
+def measure(
+    quick: bool,
+    out: Path,
+    say: Callable[[str], None],
+    extra: Sequence[Workload],
+    page_sizes: Sequence[int],
+    backend: str | None,
+    parallel: Where,
+    jobs: int,
+    scheduler: str | None,
+) -> Results:
+    """Measure; what can be refused is refused before anything runs."""
+    served = [*fragmentation.workloads(quick), *extra]
+    fragmentation.check(served, page_sizes, backend)
+    for one in APPROACHES:
+        say(f"the tree {one.tree}")
+        build_tree(one.tree)
+    pools = fragmentation.run(
+        quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler
+    )
+    return Results(
+        fragmentation=results.frame(pools),
+        samples=pd.read_csv(out / fragmentation.SERIES_FILE),
+        cost=results.frame(cost.run(quick, out, say)),
+        accuracy=results.frame(accuracy.run(quick, out / "accuracy", say)),
+        about=results.about(quick),
+    )
+
+
+def run(
+    quick: bool,
+    out: Path,
+    traces: Sequence[Path] = (),
+    model: str = "whisper-large-v3",
+    pool_slots: int = 131_072,
+    max_running: int = 256,
+    rate: float = 1.0,
+    page_sizes: Sequence[int] = fragmentation.PAGE_SIZES,
+    backend: str | None = None,
+    parallel: Where = "processes",
+    jobs: int = -1,
+    scheduler: str | None = None,
+) -> int:
+    """Measure, print the summary, write the report to ``out``. Returns the exit code: 1 if the
+    aligned tree is not right somewhere."""
+    console, out = report.console(), out.absolute()
+    extra = user_workloads(traces, model, pool_slots, max_running, rate)
+    out.mkdir(parents=True, exist_ok=True)
+    with report.progress(console) as say, terminable():
+        found = measure(quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler)
+        say("the report")
+        written = [
+            *results.write(found, out),
+            report.write(out / "compare.md", page.markdown(found)),
+            report.write(out / "compare.html", page.html(found)),
+        ]
+    for sentence in summary.sentences(found):
+        console.print(f"- {re.sub('</?b>', '', sentence)}", soft_wrap=True, highlight=False)
+    for path in written:
+        console.print(f"written: {path}", soft_wrap=True)
+    faults = faults_of_aligned(found)
+    for fault in faults:
+        console.print(f"aligned: {fault}", style="red", soft_wrap=True, markup=False)
+    return int(bool(faults))
+
+
+def faults_of_aligned(found: Results) -> list[str]:
+    """What a right page-aligned tree never shows."""
+    out = []
+    pools = found.fragmentation[found.fragmentation.approach == "aligned"]
+    for name in ("freed_twice", "owned_twice", "lost", "aliased"):
+        if (pools[name] > 0).any():
+            out.append(f"the pool has {name.replace('_', ' ')} pages or slots")
+    steps = found.cost[(found.cost.approach == "aligned") & (found.cost.phase == "decode")]
+    if (steps.syncs > 0).any():
+        out.append("a decode step waits for the device")
+    if (steps.copied > 0).any():
+        out.append("a decode step copies keys or values")
+    checked = found.accuracy[(found.accuracy.approach == "aligned") & (found.accuracy.compared > 0)]
+    if not checked.within.all():
+        out.append(f"{(~checked.within.astype(bool)).sum()} accuracy cases are out of bounds")
+    return out

@@ -1,0 +1,129 @@
+"""What the figures say, in sentences and in the few tables that a reader looks at first."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pagealign.compare.approaches import APPROACHES
+from pagealign.compare.results import Results
+
+TITLES = {one.name: one.title for one in APPROACHES}
+
+
+def per_step(results: Results, phase: str = "decode") -> pd.DataFrame:
+    """Counts of a whole step at each model's base case (batch 4, full encoder, page 64), a line
+    per model and approach."""
+    cost = results.cost
+    metadata = cost[cost.part == "metadata"][[*_CASE, "time_ratio"]]
+    step = cost[(cost.part == "step") & (cost.phase == phase) & (cost.text_only == 0)]
+    step = step[(step.page_size == 64) & (step.batch == 4)]
+    base = step.groupby("model").first().reset_index()[["model", "encoder_len", "decoded"]]
+    step = step.drop(columns="time_ratio").merge(base).merge(metadata, on=_CASE)
+    return _in_order(step)
+
+
+_CASE = ["approach", "model", "phase", "page_size", "batch", "encoder_len", "decoded", "text_only"]
+
+
+def errors(results: Results) -> pd.DataFrame:
+    """Per level, subject, dtype and approach: the worst error, the worst of plain code in the
+    same dtype, how many cases keep within the rule, tokens and word error rate."""
+    rows = results.accuracy[results.accuracy.compared > 0]
+    keys = ["level", "subject", "dtype", "approach"]
+    found = (
+        rows.groupby(keys, sort=False)
+        .agg(
+            max_error=("max_error", "max"),
+            plain_max_error=("plain_max_error", "max"),
+            cases=("within", "size"),
+            within=("within", "sum"),
+            tokens=("tokens", "sum"),
+            tokens_same=("tokens_same", "sum"),
+            wer=("wer", "mean"),
+        )
+        .reset_index()
+    )
+    return _in_order(found)
+
+
+def pools(results: Results, page_sizes: tuple[int, ...] = (1, 16, 64, 128)) -> pd.DataFrame:
+    """Per trace, page size and approach: what of the pool is wasted, lost or given twice."""
+    rows = results.fragmentation
+    return _in_order(rows[rows.page_size.isin(page_sizes)])
+
+
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Approaches in the order of APPROACHES, everything else as it comes."""
+    rank = {name: n for n, name in enumerate(TITLES)}
+    first = [c for c in ("level", "subject", "dtype", "trace", "model", "page_size") if c in rows]
+    groups = rows.groupby(first, sort=False).ngroup()
+    order = rows.assign(_group=groups, _rank=rows.approach.map(rank))
+    return order.sort_values(["_group", "_rank"], kind="stable").drop(columns=["_group", "_rank"])
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``61.4 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def sentences(results: Results) -> list[str]:
+    """The summary: first what to do, then why, each with its figures."""
+    out = [
+        "<b>Use page-aligned</b> wherever the kernel's page is larger than 1: it alone keeps the "
+        "pool's books right there, and it reads the pool in place.",
+        "<b>At page size 1</b> all three are the same row: nothing is gained or lost by any.",
+        "<b>Varlen gather</b> is for a kernel that can't read pages at all; <b>the page-size-1 "
+        "view</b> is for one that takes page size 1, on a tree that may not be patched. Both need "
+        "the pool's fault (upstream 38840) fixed first.",
+    ]
+    return [*out, *_of_cost(results), *_of_pools(results), *_of_accuracy(results)]
+
+
+def _of_cost(results: Results) -> list[str]:
+    out = []
+    for model, rows in per_step(results).groupby("model", sort=False):
+        told = [
+            f"{TITLES[row.approach]} {row.syncs} host syncs, {size(row.copied)} copied, "
+            f"{size(row.table_bytes)} of tables"
+            for row in rows.itertuples()
+        ]
+        out.append(f"<b>A decode step of {model}</b> (4 requests): {'; '.join(told)}.")
+    return out
+
+
+def _of_pools(results: Results) -> list[str]:
+    rows = results.fragmentation[results.fragmentation.page_size == 64]
+    out = []
+    for trace, found in rows.groupby("trace", sort=False):
+        by_name = found.set_index("approach")
+        aligned, stock = by_name.loc["aligned"], by_name.loc["page1"]
+        out.append(
+            f"<b>Trace {trace}, page size 64</b>: the gap costs {aligned.gap_per_encoder:.1%} of "
+            f"the encoder's slots; aligned frees {aligned.freed_twice:.0f} pages twice and serves "
+            f"{aligned.finished:.0f} of {aligned.requests:.0f} requests; the rows of stock, which "
+            f"varlen and the page-size-1 view share, free {stock.freed_twice:.0f} pages twice and "
+            f"serve {stock.finished:.0f}" + (f" ({stock.stopped})." if stock.stopped else ".")
+        )
+    return out
+
+
+def _of_accuracy(results: Results) -> list[str]:
+    rows = errors(results)
+    attention = rows[rows.level == "attention"]
+    out = []
+    for dtype, found in attention.groupby("dtype", sort=False):
+        told = [
+            f"{TITLES[n]} {e:.1e}"
+            for n, e in found.groupby("approach", sort=False).max_error.max().items()
+        ]
+        plain = found.plain_max_error.max()
+        out.append(
+            f"<b>Attention in {dtype}</b>: largest error against float64: {', '.join(told)}; plain "
+            f"code in {dtype}: {plain:.1e}. {found.within.sum()} of {found.cases.sum()} cases are "
+            "within twice the plain error."
+        )
+    return out

@@ -1,0 +1,54 @@
+"""The numpy model of ``pagealign.compare`` has stock's faults, page for page (upstream 38840)."""
+
+import pytest
+from pool_machine import Pools
+from served_by_sglang import Served, random_trace
+
+from pagealign.compare.scheduler_model import Limits
+
+SGLANGS_OWN_CHECKS = (
+    "DEBUG_MEMORY_POOL",
+    "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+    "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
+    "CHECK_KV_PAGE_INVARIANTS",
+)
+
+
+@pytest.fixture
+def pools(make_bed, mllama, monkeypatch):
+    for check in SGLANGS_OWN_CHECKS:
+        monkeypatch.setenv(f"SGLANG_{check}", "0")
+
+    def make(page_size, slots):
+        bed = make_bed(
+            mllama,
+            "torch_native",
+            page_size,
+            max_total_tokens=slots,
+            max_running_requests=6,
+            poison=False,
+        )
+        return Pools(bed)
+
+    return make
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+def test_the_model_has_the_faults(pools, page_size):
+    served = Served(pools(page_size, 8192), random_trace(1, 40, 200), "stock", Limits(8192, 6))
+    assert served.forwards == served.model.steps > 200
+    assert all(served.most[fault] for fault in ("aliased", "freed twice", "free_twice", "lost"))
+    assert served.most["owned_twice"]
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_retraction(pools, page_size):
+    limits = Limits(1024, 6, new_token_ratio=0.0)
+    served = Served(pools(page_size, 1024), random_trace(2, 30, 300), "stock", limits)
+    assert served.model.retractions == served.retractions > 0
+
+
+def test_page_size_1_is_sound(pools):
+    served = Served(pools(1, 4096), random_trace(1, 40, 200), "stock", Limits(4096, 6))
+    assert served.model.finished == 40
+    assert not any(served.most.values())
