@@ -14,12 +14,13 @@ from backend_cost import (
     assert_layers_add_up,
 )
 
+from pagealign.compare.approaches import approach
 from pagealign.compare.cost import count
 
 
 @pytest.fixture(autouse=True)
 def kernels_of_page_size_1(monkeypatch):
-    monkeypatch.setenv("PAGEALIGN_KERNELS", "page1")
+    monkeypatch.setenv("PAGEALIGN_KERNELS", approach("page1").kernels)
 
 
 def test_decode_of_whisper_large():

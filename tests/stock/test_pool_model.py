@@ -42,10 +42,20 @@ def test_the_model_has_the_faults(pools, page_size):
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
-def test_retraction(pools, page_size):
+def test_a_full_pool_kills_both(pools, page_size):
+    """S3: the memory check passes, so nobody is retracted, and the allocation fails."""
     limits = Limits(1024, 6, new_token_ratio=0.0)
     served = Served(pools(page_size, 1024), random_trace(2, 30, 300), "stock", limits)
+    assert served.died
+    assert served.model.stopped == "decode out of memory"
+    assert served.model.finished < 30
+
+
+def test_retraction_at_page_size_1(pools):
+    limits = Limits(1024, 6, new_token_ratio=0.0)
+    served = Served(pools(1, 1024), random_trace(2, 30, 300), "stock", limits)
     assert served.model.retractions == served.retractions > 0
+    assert served.model.finished == 30
 
 
 def test_page_size_1_is_sound(pools):
