@@ -14,8 +14,8 @@ from typing import Any
 
 from pagealign.compare import attention_accuracy, model_accuracy
 from pagealign.compare.accuracy_row import Row
-from pagealign.compare.approaches import APPROACHES, Approach, run_in_tree, serve
-from pagealign.server import POOL_CHECKS
+from pagealign.compare.approaches import Approach
+from pagealign.compare.tree_worker import Workers, call_all
 
 
 def measure(approach: Approach, arguments: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ def measure(approach: Approach, arguments: dict[str, Any]) -> None:
         torch.save(model_accuracy.answers(job), job["outputs"])
 
 
-def run(quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
+def run(trees: Workers, quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
     """The rows of both levels; logs and outputs go to the folder ``out``. ``quick``: fewer
     cases, the tiny model alone, no server."""
     import torch
@@ -46,32 +46,23 @@ def run(quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
     cases = attention_accuracy.cases(quick)
     page_sizes = (64,) if quick else (64, 128)
     jobs = model_accuracy.jobs(quick, out)
-    attended, answered = {}, {}
-    for one in APPROACHES:
-        say(f"accuracy: {one.title}")
-        outputs = out / f"attention-{one.name}.pt"
-        models = [job.arguments(out / f"model-{n}-{one.name}.pt") for n, job in enumerate(jobs)]
-        arguments = {
+    arguments = {
+        name: {
             "attention": {
                 "cases": [dataclasses.asdict(case) for case in cases],
                 "page_sizes": page_sizes,
-                "outputs": str(outputs),
+                "outputs": str(out / f"attention-{name}.pt"),
             },
-            "models": models,
+            "models": [job.arguments(out / f"model-{n}-{name}.pt") for n, job in enumerate(jobs)],
         }
-        # Stock and varlen free pages twice, which SGLang's checks of the pool don't stand.
-        checks_off = dict.fromkeys(POOL_CHECKS, "0")
-        log = out / f"accuracy-{one.name}.log"
-        run_in_tree(one, "pagealign.compare.accuracy", arguments, log, **checks_off)
-        attended[one.name] = torch.load(outputs)
-        answered[one.name] = [torch.load(model["outputs"]) for model in models]
+        for name in trees
+    }
+    say("accuracy: the backends")
+    call_all(trees, __name__, "measure", {name: (given,) for name, given in arguments.items()})
     say("accuracy: float64")
+    attended = {n: torch.load(given["attention"]["outputs"]) for n, given in arguments.items()}
     rows = list(attention_accuracy.rows(cases, page_sizes, attended))
     for n, job in enumerate(jobs):
-        answers = {name: found[n] for name, found in answered.items()}
+        answers = {name: torch.load(arguments[name]["models"][n]["outputs"]) for name in trees}
         rows += model_accuracy.rows(job.subject, job.dtype, answers)
     return rows if quick else [*rows, *model_accuracy.server_rows(out, say)]
-
-
-if __name__ == "__main__":
-    serve(measure)

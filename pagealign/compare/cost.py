@@ -16,12 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagealign.compare.approaches import APPROACHES, Approach, run_in_tree, serve
+from pagealign.compare.approaches import Approach
 from pagealign.compare.batches import Heads
 from pagealign.compare.cost_cases import Case, batch_of, cases, model
+from pagealign.compare.tree_worker import Workers, call_all
 
 if TYPE_CHECKING:
     from pagealign.compare.counting import Counts
@@ -114,19 +114,16 @@ def measure(approach: Approach, arguments: list[dict[str, Any]]) -> list[dict[st
     return found
 
 
-def run(quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
-    """The rows of every approach and case; logs go to the folder ``out``."""
+def run(trees: Workers, quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """The rows of every approach and case."""
     from pagealign.compare import metadata_time
 
     wanted = cases(quick)
-    counts = {}
-    for one in APPROACHES:
-        say(f"cost: {one.title}")
-        arguments = [dataclasses.asdict(case) for case in wanted]
-        log = out / f"cost-{one.name}.log"
-        counts[one.name] = run_in_tree(one, "pagealign.compare.cost", arguments, log)
+    say("cost: counts")
+    arguments = [dataclasses.asdict(case) for case in wanted]
+    counts = call_all(trees, __name__, "measure", dict.fromkeys(trees, (arguments,)))
     say("cost: wall time of the metadata")
-    times = metadata_time.measure(wanted, out, rounds=10 if quick else 40)
+    times = metadata_time.measure(trees, wanted, rounds=10 if quick else 40)
     return [
         row
         for name, found in counts.items()
@@ -160,7 +157,3 @@ def rows_of(approach: str, case: Case, counted: dict[str, Any], time: Time) -> l
     ]
     timed = {"microseconds": time.microseconds, "time_ratio": time.ratio}
     return [dataclasses.replace(rows[0], **timed), *rows[1:]]
-
-
-if __name__ == "__main__":
-    serve(measure)

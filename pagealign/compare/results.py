@@ -82,6 +82,11 @@ def read(out: Path) -> Results:
     """What ``write`` wrote."""
     body = json.loads((out / "compare.json").read_text())
     names = ("accuracy", "fragmentation", "samples", "cost")
-    # in these two, nothing is an answer too
-    tables = {n: pd.read_csv(out / f"{n}.csv").fillna({"stopped": "", "note": ""}) for n in names}
+    texts = ("stopped", "note")  # in these two, nothing is an answer too
+    tables = {
+        n: pd.read_csv(out / f"{n}.csv", dtype=dict.fromkeys(texts, str)).fillna(
+            dict.fromkeys(texts, "")
+        )
+        for n in names
+    }
     return Results(**tables, about=body["about"])

@@ -10,12 +10,13 @@ from pagealign.compare.results import Results
 TITLES = {one.name: one.title for one in APPROACHES}
 
 
-def per_step(results: Results, phase: str = "decode") -> pd.DataFrame:
-    """Counts of a whole step at each model's base case (batch 4, full encoder, page 64), a line
-    per model and approach."""
+def per_step(results: Results, phase: str = "decode", text_only: int = 0) -> pd.DataFrame:
+    """Counts of a whole step at each model's base case (batch 4, full encoder, page 64), with
+    so many of the requests text only; a line per model and approach."""
     cost = results.cost
     metadata = cost[cost.part == "metadata"][[*_CASE, "time_ratio"]]
-    step = cost[(cost.part == "step") & (cost.phase == phase) & (cost.text_only == 0)]
+    step = cost[(cost.part == "step") & (cost.phase == phase)]
+    step = step[step.text_only == text_only]
     step = step[(step.page_size == 64) & (step.batch == 4)]
     base = step.groupby("model").first().reset_index()[["model", "encoder_len", "decoded"]]
     step = step.drop(columns="time_ratio").merge(base).merge(metadata, on=_CASE)
@@ -71,13 +72,13 @@ def size(count: float) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """The summary: first what to do, then why, each with its figures."""
+    """The summary, in Markdown: first what to do, then why, each with its figures."""
     out = [
-        "<b>Use page-aligned</b> wherever the kernel's page is larger than 1: it alone keeps the "
+        "**Use page-aligned** wherever the kernel's page is larger than 1: it alone keeps the "
         "pool's books right there, and it reads the pool in place.",
-        "<b>At page size 1</b> all three are the same row: nothing is gained or lost by any.",
-        "<b>Varlen gather</b> is for a kernel that can't read pages at all; <b>the page-size-1 "
-        "view</b> is for one that takes page size 1, on a tree that may not be patched. Both need "
+        "**At page size 1** all three are the same row: nothing is gained or lost by any.",
+        "**Varlen gather** is for a kernel that can't read pages at all; **the page-size-1 "
+        "view** is for one that takes page size 1, on a tree that may not be patched. Both need "
         "the pool's fault (upstream 38840) fixed first.",
     ]
     return [*out, *_of_cost(results), *_of_pools(results), *_of_accuracy(results)]
@@ -91,7 +92,14 @@ def _of_cost(results: Results) -> list[str]:
             f"{size(row.table_bytes)} of tables"
             for row in rows.itertuples()
         ]
-        out.append(f"<b>A decode step of {model}</b> (4 requests): {'; '.join(told)}.")
+        out.append(f"**A decode step of {model}** (4 requests): {'; '.join(told)}.")
+    for model, rows in per_step(results, text_only=1).groupby("model", sort=False):
+        told = [
+            f"{TITLES[row.approach]} {row.syncs} host syncs, {row.uploads} uploads that wait, "
+            f"{size(row.copied)} copied"
+            for row in rows.itertuples()
+        ]
+        out.append(f"**With one of the 4 text only**, {model}: {'; '.join(told)}.")
     return out
 
 
@@ -102,11 +110,12 @@ def _of_pools(results: Results) -> list[str]:
         by_name = found.set_index("approach")
         aligned, stock = by_name.loc["aligned"], by_name.loc["page1"]
         out.append(
-            f"<b>Trace {trace}, page size 64</b>: the gap costs {aligned.gap_per_encoder:.1%} of "
+            f"**Trace {trace}, page size 64**: the gap costs {aligned.gap_per_encoder:.1%} of "
             f"the encoder's slots; aligned frees {aligned.freed_twice:.0f} pages twice and serves "
             f"{aligned.finished:.0f} of {aligned.requests:.0f} requests; the rows of stock, which "
-            f"varlen and the page-size-1 view share, free {stock.freed_twice:.0f} pages twice and "
-            f"serve {stock.finished:.0f}" + (f" ({stock.stopped})." if stock.stopped else ".")
+            f"varlen and the page-size-1 view share, free {stock.freed_twice:.0f} pages twice, put "
+            f"up to {stock.owned_twice:.0f} pages at once into two requests' rows, and get through "
+            f"{stock.finished:.0f}" + (f" ({stock.stopped})." if stock.stopped else ".")
         )
     return out
 
@@ -122,7 +131,7 @@ def _of_accuracy(results: Results) -> list[str]:
         ]
         plain = found.plain_max_error.max()
         out.append(
-            f"<b>Attention in {dtype}</b>: largest error against float64: {', '.join(told)}; plain "
+            f"**Attention in {dtype}**: largest error against float64: {', '.join(told)}; plain "
             f"code in {dtype}: {plain:.1e}. {found.within.sum()} of {found.cases.sum()} cases are "
             "within twice the plain error."
         )

@@ -2,10 +2,10 @@
 
 import pytest
 from backend_accuracy import CASES, assert_right
+from sgl_kernel import DeviceLostError
 
 from pagealign.compare.approaches import approach
 from pagealign.compare.attention_accuracy import MHA, Case, attend
-from sgl_kernel import DeviceLostError
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
