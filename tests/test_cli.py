@@ -90,6 +90,79 @@ def test_demo_hands_on_its_options(module):
     ]
 
 
+def test_transcribe_on_the_alternative(module):
+    calls = []
+    module("transcribe", run=lambda **options: calls.append(options) or 0)
+    assert CliRunner().invoke(app, ["transcribe", "--tree", "varlen"]).exit_code == 0
+    assert calls[0]["tree"] == "varlen"
+
+
+def test_compare_hands_on_its_options(monkeypatch):
+    calls = []
+    monkeypatch.setattr("pagealign.compare.run.run", lambda **options: calls.append(options) or 0)
+    line = (
+        "compare --quick --out o --trace a.csv --trace b.jsonl --trace-model m --pool-slots 99 "
+        "--steps-per-second 2 --max-running 7 --page-size 64 --page-size 128 --backend intel_xpu "
+        "--parallel dask --jobs 3 --scheduler h:1"
+    )
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert CliRunner().invoke(app, ["compare"]).exit_code == 0
+    given = {
+        "quick": True,
+        "out": Path("o"),
+        "traces": [Path("a.csv"), Path("b.jsonl")],
+        "model": "m",
+        "rate": 2.0,
+        "pool_slots": 99,
+        "max_running": 7,
+        "page_sizes": [64, 128],
+        "backend": "intel_xpu",
+        "parallel": "dask",
+        "jobs": 3,
+        "scheduler": "h:1",
+    }
+    left = {
+        "quick": False,
+        "out": Path("reports/compare"),
+        "traces": [],
+        "model": "whisper-large-v3",
+        "rate": 1.0,
+        "pool_slots": 131_072,
+        "max_running": 256,
+        "page_sizes": (1, 16, 32, 64, 128, 256),
+        "backend": None,
+        "parallel": "processes",
+        "jobs": -1,
+        "scheduler": None,
+    }
+    assert calls == [given, left]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--trace {missing}", "missing.csv"),
+        ("--trace {negative}", "negative.csv, line 2"),
+        ("--trace {good} --backend intel_xpu --page-size 32", "32"),
+        ("--trace {good} --pool-slots 1000", "1000"),
+        ("--trace {good} --trace-model gpt", "gpt"),
+        ("--parallel slurm", "slurm"),
+    ],
+)
+def test_compare_refuses_before_it_runs(tmp_path, monkeypatch, options, told):
+    monkeypatch.setattr("pagealign.compare.run.build_tree", None, raising=False)
+    monkeypatch.setattr("pagealign.compare.run.workers", None)
+    head = "arrival,encoder_len,decode_len\n"
+    (tmp_path / "negative.csv").write_text(head + "0,1500,-4\n")
+    (tmp_path / "good.csv").write_text(head + "0,1500,4\n")
+    files = {n: tmp_path / f"{n}.csv" for n in ("missing", "negative", "good")}
+    line = ["compare", "--quick", "--out", str(tmp_path / "out"), *options.format(**files).split()]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 2, result.output
+    assert told in result.stderr and result.stderr.count("\n") == 1
+    assert not list((tmp_path / "out").glob("*"))
+
+
 @pytest.mark.parametrize("code", [0, 1, 3])
 def test_a_commands_code_is_the_exit_code(module, code):
     module("demo", run=lambda **_: code)

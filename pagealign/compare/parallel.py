@@ -31,12 +31,7 @@ def run_all(
     PagealignError where a package is missing or the cluster can't be reached.
     """
     joblib = _import("joblib", "joblib")
-    if where not in PLACES:
-        raise PagealignError(f"can't run in parallel on {where!r}: use one of {', '.join(PLACES)}")
-    if jobs < 1 and jobs != -1:
-        raise PagealignError(f"{jobs} jobs: give at least 1, or -1 for one per core")
-    if scheduler is not None and where == "processes":
-        raise PagealignError("a scheduler's address needs parallel dask or ray")
+    check(where, jobs, scheduler)
     results: list[Any] = [None] * len(calls)
     progress(0, len(calls))
     with _cluster(where, jobs, scheduler) as backend:
@@ -50,6 +45,16 @@ def run_all(
                 results[i] = result
                 progress(done, len(calls))
     return results
+
+
+def check(where: str, jobs: int, scheduler: str | None) -> None:
+    """PagealignError for options that ``run_all`` can't follow."""
+    if where not in PLACES:
+        raise PagealignError(f"can't run in parallel on {where!r}: use one of {', '.join(PLACES)}")
+    if jobs < 1 and jobs != -1:
+        raise PagealignError(f"{jobs} jobs: give at least 1, or -1 for one per core")
+    if scheduler is not None and where == "processes":
+        raise PagealignError("a scheduler's address needs parallel dask or ray")
 
 
 def _numbered(i: int, function: Callable[..., Result], call: tuple) -> tuple[int, Result]:

@@ -12,6 +12,7 @@ from pagealign import report
 from pagealign.compare import accuracy, cost, fragmentation, page, results, summary
 from pagealign.compare.fragmentation import LLAMA_11B_VISION, WHISPER_LARGE_V3, Limits, Workload
 from pagealign.compare.parallel import Where
+from pagealign.compare.parallel import check as check_parallel
 from pagealign.compare.results import Results
 from pagealign.compare.tree_worker import workers
 from pagealign.errors import PagealignError
@@ -45,6 +46,7 @@ def measure(
     scheduler: str | None,
 ) -> Results:
     """Measure; what can be refused is refused before anything runs."""
+    check_parallel(parallel, jobs, scheduler)
     served = [*fragmentation.workloads(quick), *extra]
     fragmentation.check(served, page_sizes, backend)
     with workers(out) as trees:  # they import SGLang while the pools are simulated
