@@ -194,6 +194,34 @@ def compare(
 
 
 @app.command()
+def port(
+    version: Annotated[
+        str, typer.Argument(help="A release of SGLang, such as 0.5.22, or a wheel's path.")
+    ],
+    patches: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The series; patches/ if none.")
+    ] = None,
+    write_pin: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="If all applies, write the series and its new PIN there; patches: in place.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Leave the code out.")] = False,
+) -> None:
+    """Try the series on another release, hunk by hunk, in a scratch folder."""
+    with errors_as_lines():
+        from pagealign.port import run as module
+
+        code = module.run(
+            version=version, patches=patches, write_pin=write_pin, as_json=json, brief=brief
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
