@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pagealign import __version__
 from pagealign.errors import PagealignError
+from pagealign.evals import commands as evals
 
 app = typer.Typer(
     name="pagealign",
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(evals.app, name="eval")
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
