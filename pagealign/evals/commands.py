@@ -116,3 +116,65 @@ def whisper(
             resume=resume,
         )
     raise typer.Exit(code)
+
+
+@app.command()
+def docvqa(
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="The challenge's .json or a folder with it, a .parquet file, or a Hugging Face "
+            "data set.",
+        ),
+    ],
+    base_url: BaseUrl = None,
+    model: Model = None,
+    server: ServerTree = None,
+    page_size: PageSize = 64,
+    backend: Backend = "intel_xpu",
+    device: Device = "auto",
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="With --server: the model's folder or hub name."),
+    ] = None,
+    config: Config = None,
+    split: Annotated[str, typer.Option(help="A Hugging Face data set's split.")] = "validation",
+    limit: Limit = None,
+    concurrency: Concurrency = "1",
+    prompt: Annotated[
+        str | None, typer.Option(help="What is asked; {question} is the question.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of one answer.")] = 64,
+    seed: Seed = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where answers, results and plot go.")
+    ] = Path("reports/eval-docvqa"),
+    resume: Resume = False,
+) -> None:
+    """Ask about document images and score: ANLS, and the same run at each concurrency."""
+    from pagealign.cli import errors_as_lines
+
+    with errors_as_lines():
+        from pagealign.evals import docvqa as module
+
+        code = module.run(
+            data=data,
+            base_url=base_url,
+            model=model,
+            server=server.value if server else None,
+            page_size=page_size,
+            backend=backend,
+            device=device,
+            weights=weights,
+            config=config,
+            split=split,
+            limit=limit,
+            concurrency=concurrency,
+            prompt=prompt or module.PROMPT,
+            max_tokens=max_tokens,
+            seed=seed,
+            out=out,
+            resume=resume,
+        )
+    raise typer.Exit(code)

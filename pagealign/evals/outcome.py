@@ -80,6 +80,11 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None or math.isnan(value) else format(value, form)
 
 
+def numbers(values: Sequence[float], form: str) -> str:
+    """Figures in one cell; empty where there are none."""
+    return "" if any(map(math.isnan, values)) else ", ".join(format(x, form) for x in values)
+
+
 def plain(value: object) -> object:
     """For JSON, which has no NaN: None in its place, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +35,7 @@ def chosen(names: Sequence[str]) -> list[str]:
 def transcribe(
     name: str, items: Sequence[Speech], weights: Path, language: str, console: Console
 ) -> list[Record]:
-    """The peer's record of every recording, as ``asking.ask_all`` gives, one at a time.
+    """The peer's record of every recording, as ``asking.ask_all`` gives, without times.
 
     ``weights`` is a Hugging Face folder; float32 on the CPU, greedy, without timestamps, and
     the prompt that SGLang builds. Recordings above 30 s aren't heard whole by either.
@@ -45,16 +44,10 @@ def transcribe(
     language = "en" if language == "auto" else language
     out: list[Record] = []
     with outcome.progress_bar(console, name, len(items)) as step:
-        started = time.time()
         for item, text in zip(items, run(items, weights, language), strict=True):
-            ended = time.time()
-            out.append(
-                {
-                    "name": item.name, "text": text.strip(), "started": started, "ended": ended,
-                    "seconds": ended - started,
-                }
-            )  # fmt: skip
-            started = ended
+            # loading is part of it, so no time of one recording means anything
+            times = {"started": 0.0, "ended": 0.0, "seconds": float("nan")}
+            out.append({"name": item.name, "text": text.strip(), **times})
             step()
     return out
 
@@ -67,12 +60,15 @@ def _transformers(items: Sequence[Speech], weights: Path, language: str) -> Iter
     from pagealign.hf_reference import compute
 
     with tempfile.TemporaryDirectory() as folder:
-        for item in items:
+        paths = []
+        for number, item in enumerate(items):
             path = item.path
             if path is None:
-                path = Path(folder, Path(item.filename).name)
+                path = Path(folder, f"{number}{Path(item.filename).suffix}")
                 path.write_bytes(item.read())
-            yield compute(weights, [path], language, MAX_NEW_TOKENS)[0].text
+            paths.append(path)
+        for answer in compute(weights, paths, language, MAX_NEW_TOKENS):
+            yield answer.text
 
 
 def _faster_whisper(items: Sequence[Speech], weights: Path, language: str) -> Iterator[str]:

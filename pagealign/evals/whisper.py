@@ -379,9 +379,7 @@ RUN_COLUMNS = (
     report.Column("CER", lambda r: outcome.number(r.cer, ".2%"), right=True),
     report.Column("WER less the first's", _difference, right=True),
     report.Column("identical", _identical, right=True),
-    report.Column(
-        "p50, p90, p99 (s)", lambda r: ", ".join(outcome.number(x, ".1f") for x in r.latency)
-    ),
+    report.Column("p50, p90, p99 (s)", lambda r: outcome.numbers(r.latency, ".1f")),
     report.Column("tokens/s", lambda r: outcome.number(r.tokens_per_second, ".1f"), right=True),
     report.Column("audio s/s", lambda r: outcome.number(r.audio_per_second, ".2f"), right=True),
     report.Column("failed", lambda r: str(r.failures), right=True),
@@ -403,5 +401,5 @@ def write(
         folder / "results.png",
         [found.label for found in runs],
         ("word error rate", [found.wer for found in runs], [r.wer_interval for r in runs]),
-        [[clip.took for clip in found.clips if clip.errors] for found in runs],
+        [[c.took for c in found.clips if c.errors and c.took == c.took] for found in runs],
     )
