@@ -59,16 +59,16 @@ def load(
     path = Path(data)
     if path.is_dir():
         path = _annotations(path)
-    if path.suffix in (".json", ".jsonl"):
-        if not path.is_file():
-            raise PagealignError(f"--data {data} doesn't exist")
-        found, base = _read(path), path.parent
-    elif path.suffix == ".parquet" and not path.is_file():
-        raise PagealignError(f"--data {data} doesn't exist")
-    elif path.is_absolute() or data.startswith((".", "~")):
+    files = (".json", ".jsonl", ".parquet")
+    missing = path.suffix in files or path.is_absolute() or data.startswith((".", "~"))
+    if missing and not path.is_file():
         raise PagealignError(f"--data {data} doesn't exist: give a folder, a file or a name")
+    if path.suffix in (".json", ".jsonl"):
+        found, base = _read(path), path.parent
     else:
-        found, base = tables.rows(data, config, split, (IMAGE,), limit), path.parent
+        # a data set's name, unless the path is a file's
+        name = str(path) if path.is_file() else data
+        found, base = tables.rows(name, config, split, (IMAGE,), limit), path.parent
     items: list[Question] = []
     skipped: list[Skipped] = []
     seen: set[str] = set()

@@ -11,6 +11,7 @@ from pagealign.wer import normalise
 
 ANLS_THRESHOLD = 0.5
 RESAMPLES = 10_000
+_AT_ONCE = 1_000_000  # draws in memory
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,12 @@ def bootstrap(
     if not len(top):
         return float("nan"), float("nan")
     draw = np.random.default_rng(seed)
-    # a resample is how often each item was drawn: no [resamples, items] table of indices
-    values = []
-    for _ in range(resamples):
-        counts = np.bincount(draw.integers(0, len(top), len(top)), minlength=len(top))
-        total = counts @ bottom
-        if total:
-            values.append(counts @ top / total)
+    values: list[float] = []
+    chunk = max(1, _AT_ONCE // len(top))
+    for done in range(0, resamples, chunk):
+        drawn = draw.integers(0, len(top), (min(chunk, resamples - done), len(top)))
+        totals = bottom[drawn].sum(axis=1)
+        values += list(top[drawn].sum(axis=1)[totals > 0] / totals[totals > 0])
     if not values:
         return float("nan"), float("nan")
     low, high = np.percentile(values, [2.5, 97.5])

@@ -74,7 +74,7 @@ def load(
         found = _librivox()
     elif Path(data).is_dir():
         found = _folder(Path(data), text_column, skipped)
-    elif _is_path(data):
+    elif _is_path(data) and not (data.endswith(".parquet") and Path(data).is_file()):
         raise PagealignError(f"--data {data} doesn't exist: give a folder of audio, or a name")
     else:
         found = _rows(data, config, split, text_column, limit, skipped)
