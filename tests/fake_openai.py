@@ -1,7 +1,8 @@
 """An OpenAI-compatible server in this process, for tests of the evaluations.
 
 It counts what it was asked and answers what it is told to; ``hold_after`` requests it
-answers no more until it closes, so that a client can be killed at a known moment.
+answers no more until it closes, and sets ``held`` when ``hold`` more wait, so that a client
+can be killed at a known moment.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class FakeOpenAI:
         models: tuple[str, ...] = ("fake",),
         version: str | None = None,
         hold_after: int | None = None,
+        hold: int = 1,
     ) -> None:
         self.answer, self.models, self.version, self.hold_after = (
             answer,
@@ -30,6 +32,7 @@ class FakeOpenAI:
             version,
             hold_after,
         )
+        self.hold = hold
         self.asked: list[str] = []
         self.forms: list[dict[str, str]] = []
         self.most_at_once = self.at_once = 0
@@ -89,7 +92,8 @@ class FakeOpenAI:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         if self.hold_after is not None and number > self.hold_after:
-            self.held.set()
+            if number == self.hold_after + self.hold:
+                self.held.set()
             self.closing.wait(60)
             return
         answer = self.answer(asked)

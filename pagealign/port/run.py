@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -79,7 +78,9 @@ def show(console: Console, trial: Trial, brief: bool = False) -> None:
         for file in trial.files:
             for hunk in file.hunks:
                 if hunk.rows:
-                    console.print(_code(trial, file, hunk))
+                    title = Text(_title(file, hunk), style="bold")
+                    console.print(title, soft_wrap=True, highlight=False)
+                    console.print(_code(trial, hunk))
     for line in trial.broken:
         console.print(f"applies, but does not compile: {line}", style="red", markup=False)
     console.print(summary(trial), markup=False, highlight=False, soft_wrap=True)
@@ -120,7 +121,7 @@ def _word(hunk: Hunk) -> str:
     return "fails (its result is there)" if hunk.there else "fails"
 
 
-def _code(trial: Trial, file: FileTrial, hunk: Hunk) -> Table:
+def _title(file: FileTrial, hunk: Hunk) -> str:
     where = f"{file.diff}: hunk {hunk.number} of {file.path.removeprefix('python/')}"
     what = hunk.outcome.value
     if hunk.there:
@@ -128,7 +129,11 @@ def _code(trial: Trial, file: FileTrial, hunk: Hunk) -> Table:
     if hunk.outcome is Outcome.GONE:
         moved = ", ".join(path.removeprefix("python/") for path in file.elsewhere)
         what += f"; of the same name: {moved}" if moved else "; none of the same name"
-    out = Table(title=escape(f"{where}: {what}"), title_justify="left", box=None, pad_edge=False)
+    return f"{where}: {what}"
+
+
+def _code(trial: Trial, hunk: Hunk) -> Table:
+    out = Table(box=None, pad_edge=False)
     out.add_column("", justify="right", style="dim")
     out.add_column(f"{trial.pinned}, before this hunk", ratio=1, overflow="fold")
     out.add_column("", width=1)
