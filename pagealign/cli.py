@@ -210,6 +210,10 @@ def port(
             help="If all applies, write the series and its new PIN there; patches: in place.",
         ),
     ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make a git repository there to mend the series in."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Leave the code out.")] = False,
 ) -> None:
@@ -218,7 +222,12 @@ def port(
         from pagealign.port import run as module
 
         code = module.run(
-            version=version, patches=patches, write_pin=write_pin, as_json=json, brief=brief
+            version=version,
+            patches=patches,
+            write_pin=write_pin,
+            repo=repo,
+            as_json=json,
+            brief=brief,
         )
     raise typer.Exit(code)
 

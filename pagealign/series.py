@@ -106,24 +106,24 @@ def import_series(
         unpack(source or wheel(patches), python)
     else:
         write_files(repo, stock_files(source or wheel(patches), _paths(diffs)))
-    _git(repo, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
-    _git(repo, "config", "core.autocrlf", "false")
-    _git(repo, "add", "--all", "--force")
+    git(repo, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
+    git(repo, "config", "core.autocrlf", "false")
+    git(repo, "add", "--all", "--force")
     release = source.name.split("-")[1] if source else load_pin(patches).release
-    _commit(repo, f"SGLang {release}\n")
-    _git(repo, "tag", BASE)
+    commit(repo, f"SGLang {release}\n")
+    git(repo, "tag", BASE)
     for diff in diffs:
-        _git(repo, "apply", "--index", "--whitespace=nowarn", "-", text=diff.body)
-        _commit(repo, f"{diff.header}\n\nDiff: {diff.name}\n")
+        git(repo, "apply", "--index", "--whitespace=nowarn", "-", text=diff.body)
+        commit(repo, f"{diff.header}\n\nDiff: {diff.name}\n")
 
 
 def export_diffs(repo: Path) -> list[Diff]:
     """The diffs that the commits of ``repo`` after its tag ``stock`` amount to."""
-    if _git(repo, "status", "--porcelain", "--untracked-files=no"):
+    if git(repo, "status", "--porcelain", "--untracked-files=no"):
         raise PagealignError(f"{repo} has changes that are not committed: commit them first")
-    if _git(repo, "rev-list", "--merges", f"{BASE}..HEAD"):
+    if git(repo, "rev-list", "--merges", f"{BASE}..HEAD"):
         raise PagealignError(f"{repo} has a merge after {BASE}: rebase it into single commits")
-    commits = _git(repo, "rev-list", "--reverse", f"{BASE}..HEAD").split()
+    commits = git(repo, "rev-list", "--reverse", f"{BASE}..HEAD").split()
     diffs = [_export(repo, commit) for commit in commits]
     names = [diff.name for diff in diffs]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -322,7 +322,7 @@ def _apply(work: Path, diff: Diff, tool: str, *, reverse: bool = False) -> None:
 
 
 def _export(repo: Path, commit: str) -> Diff:
-    message = _git(repo, "log", "-1", "--format=%B", commit).strip("\n")
+    message = git(repo, "log", "-1", "--format=%B", commit).strip("\n")
     header, _, trailer = message.rpartition("\n")
     name = trailer.removeprefix("Diff: ")
     if name == trailer or not re.fullmatch(r"[\w.-]+\.diff", name):
@@ -330,7 +330,7 @@ def _export(repo: Path, commit: str) -> Diff:
         raise PagealignError(
             f"commit {commit[:12]} ({subject}) must end with the line 'Diff: NAME.diff'"
         )
-    body = _git(
+    body = git(
         repo, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
         "--unified=3", "--inter-hunk-context=0", "--diff-algorithm=myers", "--indent-heuristic",
         "--src-prefix=a/", "--dst-prefix=b/", "--no-relative", f"{commit}~", commit,
@@ -339,7 +339,7 @@ def _export(repo: Path, commit: str) -> Diff:
     return Diff(name, header.strip("\n"), body)
 
 
-def _git(repo: Path, *args: str, text: str = "") -> str:
+def git(repo: Path, *args: str, text: str = "") -> str:
     """git's output, in which no line end was translated; PagealignError where it fails."""
     command = ["git", *args]
     done = subprocess.run(
@@ -351,8 +351,9 @@ def _git(repo: Path, *args: str, text: str = "") -> str:
     return done.stdout.decode()
 
 
-def _commit(repo: Path, message: str) -> None:
-    _git(repo, "commit", "--quiet", "--cleanup=verbatim", "--file=-", text=message)
+def commit(repo: Path, message: str) -> None:
+    """Commit what is staged, with exactly this message."""
+    git(repo, "commit", "--quiet", "--cleanup=verbatim", "--file=-", text=message)
 
 
 def git_environment(**more: str) -> dict[str, str]:

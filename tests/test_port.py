@@ -26,9 +26,10 @@ from pagealign.pin import WheelPin, load_pin
 from pagealign.port import release as releases
 from pagealign.port.beside import MOST, beside
 from pagealign.port.release import Release, all_wheels, find
+from pagealign.port.repo import REBASE
 from pagealign.port.run import hunk_cell
 from pagealign.port.trial import FileTrial, Hunk, Outcome, Trial, split, try_series
-from pagealign.series import check, load_diff, load_diffs
+from pagealign.series import check, export_series, git, load_diff, load_diffs
 
 OTHER = "0.5.24"
 
@@ -272,6 +273,27 @@ def test_no_pin_into_a_folder_of_something_else(pinned, tmp_path):
     code, said = port(wheel, "--patches", pinned.patches, "--write-pin", out)
     assert code == 2 and "is not empty and holds no series" in said
     assert [p.name for p in out.iterdir()] == ["thesis.tex"]
+
+
+def test_a_repository_to_mend_the_series_in(pinned, tmp_path):
+    """A line between two hunks' context, which git apply refuses and a rebase merges; what is
+    exported then applies to the other release alone."""
+    changed = {"srt/many.py": lines({11: "('theirs')"})}  # context of the fix, (6) to (12)
+    wheel = other_wheel(tmp_path, changed)
+    repo, out = tmp_path / "repo", tmp_path / "out"
+    code, said = port(wheel, "--patches", pinned.patches, "--repo", repo, "--brief")
+    assert code == 1 and "git rebase --onto stock pinned main" in said
+    git(repo, *REBASE.split()[1:])
+    assert export_series(repo, out) == [
+        "added first.diff", "added second.diff", "added fixes_third.diff", "changed series",
+    ]  # fmt: skip
+    assert (repo / "python/sglang/srt/many.py").read_text() == lines(
+        {5: "('one')", 7: "('two')", 9: "('fix')", 11: "('theirs')"}
+    )
+    trial = try_series(load_diffs(out), wheel, wheel, (OTHER, OTHER))
+    assert {hunk.outcome for hunk in trial.hunks} == {Outcome.APPLIES}
+    code, said = port(wheel, "--patches", pinned.patches, "--repo", repo)
+    assert code == 2 and "is not empty" in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pagealign.errors import PagealignError
 from pagealign.paths import PATCHES
 from pagealign.pin import load_pin
 from pagealign.port import newpin
+from pagealign.port import repo as repository
 from pagealign.port.release import Release, all_wheels, find
 from pagealign.port.trial import FileTrial, Hunk, Outcome, Trial, try_series
 from pagealign.series import load_diffs
@@ -27,6 +28,7 @@ def run(
     version: str,
     patches: Path | None = None,
     write_pin: Path | None = None,
+    repo: Path | None = None,
     as_json: bool = False,
     brief: bool = False,
 ) -> int:
@@ -34,7 +36,8 @@ def run(
     else 1.
 
     ``write_pin`` is the folder for the series with a new PIN, written only if all applies.
-    ``brief`` leaves the code out. Raises PagealignError for what the user can put right.
+    ``repo`` is the folder for a git repository to mend the series in. ``brief`` leaves the
+    code out. Raises PagealignError for what the user can put right.
     """
     patches = patches or PATCHES
     started = time.monotonic()
@@ -51,6 +54,10 @@ def run(
     else:
         show(console, trial, brief)
         console.print(f"{time.monotonic() - started:.0f} s", highlight=False)
+    if repo is not None:
+        repository.make(repo, release, patches)
+        line = f"made {repo}; next, in it: {repository.REBASE} (docs/porting.md)"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     if write_pin is None:
         return 0 if trial.applies else 1
     if not trial.applies:
