@@ -522,3 +522,31 @@ def test_software_decides_who_cuts_long_audio():
     assert target.Target("u", "m", "SGLang 0.6.0rc1").cuts_long_audio
     assert not target.Target("u", "m", "SGLang 0.5.18").cuts_long_audio
     assert not target.Target("u", "m", "").cuts_long_audio
+
+
+# --- compare ------------------------------------------------------------------------------
+
+
+def test_two_evaluations_are_compared(audio, tmp_path):
+    """The second drops a word of b: 1 of 9 words more, and one text of three differs."""
+    for out, b in (("1", "on the mat"), ("2", "on mat")):
+        heard = {"a.wav": "the cat sat", "b.wav": b, "c.wav": "all day long"}
+        with FakeOpenAI(heard.__getitem__) as fake:
+            line = ["whisper", "--base-url", fake.url, "--data", audio, "--out", tmp_path / out]
+            assert evaluate(*line)[0] == 0
+    code, said = evaluate("compare", tmp_path / "1", tmp_path / "2")
+    assert code == 1
+    assert "+0.1111" in said and "2 of 3" in said and "b: 'on the mat' / 'on mat'" in said
+    code, said = evaluate("compare", tmp_path / "1", tmp_path / "1")
+    assert code == 0 and "+0.0000" in said and "3 of 3" in said
+
+
+def test_compare_bad_input(audio, tmp_path):
+    code, said = evaluate("compare", tmp_path, tmp_path)
+    assert code == 2 and "isn't the results.json of an evaluation" in said
+    body = {"eval": "whisper", "server": "s", "runs": [{"label": "l", "clips": []}]}
+    for name, evaluation in (("1", "whisper"), ("2", "docvqa")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(body | {"eval": evaluation}))
+    assert "is of whisper" in evaluate("compare", tmp_path / "1", tmp_path / "2")[1]
+    assert "no answered item in common" in evaluate("compare", tmp_path / "1", tmp_path / "1")[1]

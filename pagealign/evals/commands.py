@@ -178,3 +178,18 @@ def docvqa(
             resume=resume,
         )
     raise typer.Exit(code)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="DIR", help="--out of one evaluation.")],
+    second: Annotated[Path, typer.Argument(metavar="DIR", help="--out of another.")],
+) -> None:
+    """Two evaluations of the same data, item by item: identical texts, paired difference."""
+    from pagealign.cli import errors_as_lines
+
+    with errors_as_lines():
+        from pagealign.evals import compare as module
+
+        code = module.run(first, second)
+    raise typer.Exit(code)
