@@ -544,7 +544,11 @@ def test_two_evaluations_are_compared(audio, tmp_path):
 def test_compare_bad_input(audio, tmp_path):
     code, said = evaluate("compare", tmp_path, tmp_path)
     assert code == 2 and "isn't the results.json of an evaluation" in said
-    body = {"eval": "whisper", "server": "s", "runs": [{"label": "l", "clips": []}]}
+    body = {
+        "eval": "whisper",
+        "server": "s",
+        "runs": [{"label": "l", "concurrency": 1, "clips": []}],
+    }
     for name, evaluation in (("1", "whisper"), ("2", "docvqa")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(body | {"eval": evaluation}))

@@ -72,8 +72,13 @@ def _pair(one: dict, first: dict, two: dict, second: dict) -> Pair:
         [a["text"] == b["text"] for _, a, b in both],
     )
     differing = tuple((n, a["text"], b["text"]) for n, a, b in both if a["text"] != b["text"])
-    labels = (f"{one['server']}, {first['label']}", f"{two['server']}, {second['label']}")
-    return Pair(*labels, difference, differing)
+    return Pair(_label(one, first), _label(two, second), difference, differing)
+
+
+def _label(evaluation: dict, run: dict) -> str:
+    """A peer's run isn't the server's."""
+    peer = run["concurrency"] is None
+    return run["label"] if peer else f"{evaluation['server']}, {run['label']}"
 
 
 def _columns(name: str) -> tuple[report.Column, ...]:
