@@ -213,7 +213,12 @@ def ask(
             answer = client.audio.transcriptions.create(
                 file=(item.filename, item.read()), model=target.model, temperature=0, **options
             )
-            found = answer.model_dump() if hasattr(answer, "model_dump") else {"text": str(answer)}
+            # a server that ignores the format may answer in plain text
+            found = (
+                {"text": answer}
+                if isinstance(answer, str)
+                else answer.model_dump(exclude_none=True)
+            )
             if not isinstance(found.get("text"), str):
                 raise ValueError(f"the answer has no text: {str(found)[:200]}")
             more = {name: found[name] for name in ("segments", "words") if found.get(name)}
