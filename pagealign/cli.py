@@ -15,6 +15,7 @@ from rich.text import Text
 
 from pagealign import __version__
 from pagealign.errors import PagealignError
+from pagealign.evals import commands as evals
 
 app = typer.Typer(
     name="pagealign",
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(evals.app, name="eval")
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
@@ -189,6 +191,43 @@ def compare(
             parallel=parallel,
             jobs=jobs,
             scheduler=scheduler,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def port(
+    version: Annotated[
+        str, typer.Argument(help="A release of SGLang, such as 0.5.22, or a wheel's path.")
+    ],
+    patches: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The series; patches/ if none.")
+    ] = None,
+    write_pin: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="If all applies, write the series and its new PIN there; patches: in place.",
+        ),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make a git repository there to mend the series in."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Leave the code out.")] = False,
+) -> None:
+    """Try the series on another release, hunk by hunk, in a scratch folder."""
+    with errors_as_lines():
+        from pagealign.port import run as module
+
+        code = module.run(
+            version=version,
+            patches=patches,
+            write_pin=write_pin,
+            repo=repo,
+            as_json=json,
+            brief=brief,
         )
     raise typer.Exit(code)
 

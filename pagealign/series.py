@@ -88,10 +88,14 @@ def load_diffs(patches: Path = PATCHES) -> list[Diff]:
     return [load_diff(patches / name) for name in load_series(patches).all]
 
 
-def import_series(repo: Path, patches: Path = PATCHES, *, whole: bool = True) -> None:
+def import_series(
+    repo: Path, patches: Path = PATCHES, *, whole: bool = True, source: Path | None = None
+) -> None:
     """Make the git repository ``repo``: the pinned package, tagged ``stock``, then the diffs.
 
     With ``whole`` False the repository holds only the files that the series touches.
+    ``source`` is another release's wheel in place of the pinned one; the diffs may apply to
+    it with an offset.
     """
     if repo.exists() and any(repo.iterdir()):
         raise PagealignError(f"{repo} is not empty: name a new folder")
@@ -99,26 +103,27 @@ def import_series(repo: Path, patches: Path = PATCHES, *, whole: bool = True) ->
     python = repo / "python"
     python.mkdir(parents=True, exist_ok=True)
     if whole:
-        unpack(wheel(patches), python)
+        unpack(source or wheel(patches), python)
     else:
-        _write(repo, stock_files(wheel(patches), _paths(diffs)))
-    _git(repo, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
-    _git(repo, "config", "core.autocrlf", "false")
-    _git(repo, "add", "--all", "--force")
-    _commit(repo, f"SGLang {load_pin(patches).release}\n")
-    _git(repo, "tag", BASE)
+        write_files(repo, stock_files(source or wheel(patches), _paths(diffs)))
+    git(repo, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
+    git(repo, "config", "core.autocrlf", "false")
+    git(repo, "add", "--all", "--force")
+    release = source.name.split("-")[1] if source else load_pin(patches).release
+    commit(repo, f"SGLang {release}\n")
+    git(repo, "tag", BASE)
     for diff in diffs:
-        _git(repo, "apply", "--index", "--whitespace=nowarn", "-", text=diff.body)
-        _commit(repo, f"{diff.header}\n\nDiff: {diff.name}\n")
+        git(repo, "apply", "--index", "--whitespace=nowarn", "-", text=diff.body)
+        commit(repo, f"{diff.header}\n\nDiff: {diff.name}\n")
 
 
 def export_diffs(repo: Path) -> list[Diff]:
     """The diffs that the commits of ``repo`` after its tag ``stock`` amount to."""
-    if _git(repo, "status", "--porcelain", "--untracked-files=no"):
+    if git(repo, "status", "--porcelain", "--untracked-files=no"):
         raise PagealignError(f"{repo} has changes that are not committed: commit them first")
-    if _git(repo, "rev-list", "--merges", f"{BASE}..HEAD"):
+    if git(repo, "rev-list", "--merges", f"{BASE}..HEAD"):
         raise PagealignError(f"{repo} has a merge after {BASE}: rebase it into single commits")
-    commits = _git(repo, "rev-list", "--reverse", f"{BASE}..HEAD").split()
+    commits = git(repo, "rev-list", "--reverse", f"{BASE}..HEAD").split()
     diffs = [_export(repo, commit) for commit in commits]
     names = [diff.name for diff in diffs]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -166,7 +171,7 @@ def compute_files(diffs: Sequence[Diff], wheel: Path) -> tuple[FilePin, ...]:
     paths = _paths(diffs)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        _write(work, stock_files(wheel, paths))
+        write_files(work, stock_files(wheel, paths))
         before = core = _hashes(work, paths)
         for diff in diffs:
             _apply(work, diff, "git")
@@ -273,7 +278,7 @@ def _check_applies(diffs: Sequence[Diff], stock: Files, tool: str) -> None:
     paths = _paths(diffs)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        _write(work, stock)
+        write_files(work, stock)
         for diff in diffs:
             _apply(work, diff, tool)
             for path in diff.paths if tool == "git" else ():  # once is enough
@@ -301,7 +306,7 @@ def _apply(work: Path, diff: Diff, tool: str, *, reverse: bool = False) -> None:
         "patch": ["patch", "-p1", "--fuzz=0", "--force", "--no-backup-if-mismatch", "--verbose"],
     }[tool] + ["--reverse"] * reverse
     done = subprocess.run(
-        command, cwd=work, env=_env(GIT_DIR=os.devnull), input=diff.text.encode(),
+        command, cwd=work, env=git_environment(GIT_DIR=os.devnull), input=diff.text.encode(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     lines = done.stdout.decode(errors="replace").splitlines()
@@ -317,7 +322,7 @@ def _apply(work: Path, diff: Diff, tool: str, *, reverse: bool = False) -> None:
 
 
 def _export(repo: Path, commit: str) -> Diff:
-    message = _git(repo, "log", "-1", "--format=%B", commit).strip("\n")
+    message = git(repo, "log", "-1", "--format=%B", commit).strip("\n")
     header, _, trailer = message.rpartition("\n")
     name = trailer.removeprefix("Diff: ")
     if name == trailer or not re.fullmatch(r"[\w.-]+\.diff", name):
@@ -325,7 +330,7 @@ def _export(repo: Path, commit: str) -> Diff:
         raise PagealignError(
             f"commit {commit[:12]} ({subject}) must end with the line 'Diff: NAME.diff'"
         )
-    body = _git(
+    body = git(
         repo, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
         "--unified=3", "--inter-hunk-context=0", "--diff-algorithm=myers", "--indent-heuristic",
         "--src-prefix=a/", "--dst-prefix=b/", "--no-relative", f"{commit}~", commit,
@@ -334,21 +339,25 @@ def _export(repo: Path, commit: str) -> Diff:
     return Diff(name, header.strip("\n"), body)
 
 
-def _git(repo: Path, *args: str, text: str = "") -> str:
+def git(repo: Path, *args: str, text: str = "") -> str:
     """git's output, in which no line end was translated; PagealignError where it fails."""
     command = ["git", *args]
-    done = subprocess.run(command, cwd=repo, env=_env(), input=text.encode(), capture_output=True)
+    done = subprocess.run(
+        command, cwd=repo, env=git_environment(), input=text.encode(), capture_output=True
+    )
     if done.returncode:
         why = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()[0]
         raise PagealignError(f"git {args[0]} failed in {repo}: {why}")
     return done.stdout.decode()
 
 
-def _commit(repo: Path, message: str) -> None:
-    _git(repo, "commit", "--quiet", "--cleanup=verbatim", "--file=-", text=message)
+def commit(repo: Path, message: str) -> None:
+    """Commit what is staged, with exactly this message."""
+    git(repo, "commit", "--quiet", "--cleanup=verbatim", "--file=-", text=message)
 
 
-def _env(**more: str) -> dict[str, str]:
+def git_environment(**more: str) -> dict[str, str]:
+    """Variables under which git behaves in one way, and ``more``."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     return ours | _GIT_ENV | more
 
@@ -361,7 +370,8 @@ def _paths(diffs: Iterable[Diff]) -> list[str]:
     return sorted({path for diff in diffs for path in diff.paths})
 
 
-def _write(folder: Path, files: Files) -> None:
+def write_files(folder: Path, files: Files) -> None:
+    """Write ``files`` under ``folder``."""
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)

@@ -134,6 +134,51 @@ def tiny_mllama(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+_MLLAMA_SPECIAL = (
+    "<unk>", "<pad>", "<s>", "</s>", "<start>", "<|image|>", "<|python_tag|>", "<|eot_id|>"
+)  # fmt: skip
+_MLLAMA_CHAT = """\
+{{ bos_token }}{% for message in messages %}{% if message.content is string %}\
+{{ message.content }}{% else %}{% for part in message.content %}\
+{% if part.type == 'text' %}{{ part.text }}{% else %}<|image|>{% endif %}\
+{% endfor %}{% endif %}<|eot_id|>{% endfor %}"""
+
+
+def tiny_mllama_processor(folder: Path) -> Path:
+    """Give a ``tiny_mllama`` folder what a server needs: tokenizer, image processor, template.
+
+    The tokenizer has one token per byte and no merges, after the special ones; the ids that
+    are left have letters each, so that whatever the model says is text.
+    """
+    from itertools import islice, product
+    from string import ascii_lowercase
+
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import MllamaImageProcessor, MllamaProcessor, PreTrainedTokenizerFast
+
+    pieces = [*_MLLAMA_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    pairs = ("".join(pair) for pair in product(ascii_lowercase, repeat=2))
+    # 26 * 26 pairs are fewer than the ids that are left, so three letters follow
+    triples = ("".join(three) for three in product(ascii_lowercase, repeat=3))
+    pieces += islice((p for group in (pairs, triples) for p in group), VOCAB - len(pieces))
+    tokenizer = Tokenizer(models.BPE({piece: n for n, piece in enumerate(pieces)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in _MLLAMA_SPECIAL])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    images = MllamaImageProcessor(
+        size={"height": MLLAMA_IMAGE, "width": MLLAMA_IMAGE}, max_image_tiles=MLLAMA_TILES
+    )
+    MllamaProcessor(images, fast, chat_template=_MLLAMA_CHAT).save_pretrained(folder)
+    return folder
+
+
 MOSS_VL_PATCH, MOSS_VL_TEMPORAL_PATCH, MOSS_VL_MERGE = 4, 2, 2
 MOSS_VL_PATCH_VALUES = 3 * MOSS_VL_TEMPORAL_PATCH * MOSS_VL_PATCH**2
 

@@ -1,0 +1,1 @@
+"""Accuracy of a running server: ``pagealign eval``, WER on speech and ANLS on documents."""
