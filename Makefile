@@ -1,6 +1,6 @@
 # `make` lists the targets. Each one that needs the environment makes it if it is missing.
 .DEFAULT_GOAL := help
-.PHONY: help env demo soak compare test test-slow lint format constraints clean
+.PHONY: help env demo soak compare eval port test test-slow lint format constraints clean
 
 BIN := .venv/bin
 SHELL_SCRIPTS = $(wildcard scripts/*.sh) .ci/run
@@ -19,6 +19,12 @@ soak: env  ## half an hour of mixed traffic on one patched server (ARGS="--minut
 
 compare: env  ## page-aligned, varlen gather and page size 1: a report (ARGS="--quick")
 	@$(BIN)/pagealign compare $(ARGS)
+
+eval: env  ## WER of the patched server, 1 and 4 at once (ARGS="--base-url URL" for yours)
+	@$(BIN)/pagealign eval whisper $(or $(ARGS),--server aligned --page-size 64 --concurrency 1,4)
+
+port: env  ## try the series on another release (ARGS="0.5.22")
+	@$(BIN)/pagealign port $(ARGS)
 
 test: env  ## the tests (ARGS="unit -- -k NAME" for some of them)
 	@scripts/run_tests.sh $(ARGS)
