@@ -119,6 +119,7 @@ def rows(
                 median_s=took.median,
                 low_s=took.low,
                 high_s=took.high,
+                least_s=took.least,
                 floor_s=spread(floor).median,
                 floor_fraction=ratio(floor, own).median if own else math.nan,
                 ratio=to_base.median,
@@ -132,7 +133,7 @@ def rows(
     return out
 
 
-NOT_TIMED = Spread(math.nan, math.nan, math.nan, 0)
+NOT_TIMED = Spread(*[math.nan] * 4, count=0)
 
 
 def fastest(

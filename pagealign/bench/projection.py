@@ -68,7 +68,8 @@ def steps(rows: Sequence[Row]) -> list[Step]:
 
 
 def cross_overs(rows: Sequence[Row]) -> list[CrossOver]:
-    """Each way against the first of ``WAYS``."""
+    """The ways of other approaches against the first of ``WAYS``. Self-attention of a model
+    whose kernels are another's is not told twice."""
     timed = list(_timed(rows))
     base = {
         (backend, model.name, batch): (cross_s, line)
@@ -77,10 +78,13 @@ def cross_overs(rows: Sequence[Row]) -> list[CrossOver]:
     }
     out = []
     for backend, model, way, batch, cross_s, line in timed:
-        if way == WAYS[0] or (backend, model.name, batch) not in base:
+        if way[0] == WAYS[0][0] or (backend, model.name, batch) not in base:
             continue
         base_cross, base_line = base[backend, model.name, batch]
-        for part, lead in (("step", cross_s - base_cross), ("self-attention", 0.0)):
+        parts = {"step": cross_s - base_cross}
+        if (model, model) in MODELS:
+            parts["self-attention"] = 0.0
+        for part, lead in parts.items():
             out.append(
                 CrossOver(
                     backend=backend,

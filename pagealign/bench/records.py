@@ -32,6 +32,7 @@ class Row:
 
     ``ratio`` is to the fastest kernel in place at page size 64, ``floor_fraction`` is the
     floor over the time; both are medians over rounds. ``floor_s``: see ``bandwidth``.
+    ``least_s`` is what tells most when the machine was busy with something else.
     """
 
     backend: str
@@ -54,6 +55,7 @@ class Row:
     median_s: float
     low_s: float
     high_s: float
+    least_s: float
     floor_s: float
     floor_fraction: float
     ratio: float

@@ -20,7 +20,7 @@ from pagealign.bench.shapes import grid
 from pagealign.bench.timing import Effort
 from pagealign.errors import PagealignError
 
-SECONDS = {"quick": 60.0, "full": 360.0}  # of timing, per backend; making inputs comes on top
+SECONDS = {"quick": 45.0, "full": 360.0}  # of timing, per backend; making inputs comes on top
 LEAST = 3
 MOST = 25
 

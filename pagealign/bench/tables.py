@@ -17,6 +17,14 @@ TITLES = {
     Approach.gather: "the gather alone",
 }
 HEADLINE = ("whisper-large-v3", "cross", "decode", 8, "bfloat16")
+KERNELS = {  # long names, as a table can hold them
+    "single_query_cached_kv_attention": "single_query_cached_kv",
+    "scaled_dot_product_attention": "PyTorch's sdpa",
+    "BatchDecodeWithPagedKVCacheWrapper": "BatchDecodeWithPagedKVCache",
+    "BatchPrefillWithPagedKVCacheWrapper": "BatchPrefillWithPagedKVCache",
+    "BatchPrefillWithRaggedKVCacheWrapper": "BatchPrefillWithRaggedKVCache",
+}
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 SHAPE = ("model", "kind", "phase", "batch", "q_len", "kv_len", "dtype")
 
 
@@ -81,7 +89,7 @@ def _kernels(run: Run) -> Table:
             Column("backend", lambda r: r.backend),
             Column("approach", lambda r: TITLES[Approach(r.approach)]),
             Column("page", lambda r: str(r.page_size), right=True),
-            Column("kernel", lambda r: r.kernel),
+            Column("kernel", lambda r: KERNELS.get(r.kernel, r.kernel)),
             Column("ms", lambda r: milliseconds(r.median_s), right=True),
             Column(
                 "quartiles",
@@ -123,22 +131,26 @@ def _shapes(run: Run) -> Table:
         return fastest(rows, Approach.in_place, BASE_PAGE)
 
     first = [
-        Column(name, lambda rows, name=name: str(getattr(rows[0], name)))
-        for name in ("backend", "model", "kind", "phase", "dtype")
+        Column("model", lambda rows: rows[0].model),
+        Column("attention", lambda rows: f"{rows[0].kind} {rows[0].phase}"),
+        Column("dtype", lambda rows: DTYPES[rows[0].dtype]),
+        Column(
+            "batch x q x keys",
+            lambda rows: f"{rows[0].batch} x {rows[0].q_len} x {rows[0].kv_len}",
+            right=True,
+        ),
     ]
-    sizes = [
-        Column(name, lambda rows, name=name: str(getattr(rows[0], name)), right=True)
-        for name in ("batch", "q_len", "kv_len")
-    ]
+    if len({row.backend for row in run.rows}) > 1:
+        first.insert(0, Column("backend", lambda rows: rows[0].backend))
     return Table(
         "Every shape",
-        f"The fastest kernel of each approach. in place, {BASE_PAGE}: ms, and its part of the "
-        "floor; the other columns: that many times as long.",
+        "The fastest kernel of each approach. Numbers are page sizes in place: "
+        f"{BASE_PAGE} in ms, and its part of the floor; the others, the page-size-1 view of rows "
+        f"on pages of {BASE_PAGE}, gather plus varlen and the gather alone: times as long.",
         (
             *first,
-            *sizes,
             Column(
-                f"in place, {BASE_PAGE} (ms)",
+                f"{BASE_PAGE} (ms)",
                 lambda rows: milliseconds(found.median_s) if (found := base(rows)) else "",
                 right=True,
             ),
@@ -148,13 +160,17 @@ def _shapes(run: Run) -> Table:
                 right=True,
             ),
             *(
-                Column(title(Approach.in_place, p), cell(Approach.in_place, p), right=True)
+                Column(str(p), cell(Approach.in_place, p), right=True)
                 for p in places
                 if p != BASE_PAGE
             ),
             *(
-                Column(TITLES[a], cell(a, BASE_PAGE), right=True)
-                for a in (Approach.page1_view, Approach.gather_varlen, Approach.gather)
+                Column(name, cell(a, BASE_PAGE), right=True)
+                for a, name in (
+                    (Approach.page1_view, "view at 1"),
+                    (Approach.gather_varlen, "varlen"),
+                    (Approach.gather, "gather"),
+                )
             ),
         ),
         list(groups.values()),

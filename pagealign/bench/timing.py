@@ -15,11 +15,12 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of ``count`` values."""
+    """Median, quartiles and the least of ``count`` values."""
 
     median: float
     low: float
     high: float
+    least: float
     count: int
 
 
@@ -37,9 +38,9 @@ def spread(values: Sequence[float]) -> Spread:
     if not values:
         raise ValueError("no values")
     if len(values) == 1:
-        return Spread(values[0], values[0], values[0], 1)
+        return Spread(*[values[0]] * 4, count=1)
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high, len(values))
+    return Spread(median, low, high, min(values), len(values))
 
 
 def interleaved(

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pagealign import report
 from pagealign.compare import plots
+from pagealign.compare.kernels import Section
 from pagealign.compare.results import Results
 from pagealign.compare.summary import TITLES, errors, per_step, pools, sentences, size
 from pagealign.report import Column
@@ -130,30 +131,36 @@ def tables(results: Results) -> list[Table]:
     return out
 
 
-def html(results: Results) -> str:
+def html(results: Results, kernels: Section | None = None) -> str:
     """The page. Pictures are inside it, as SVG, and as PNG to take away."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True
     )
+    figures = {name: (title, draw(results)) for name, (title, draw) in plots.PLOTS.items()}
+    if kernels:
+        figures["kernels"] = (kernels.title, kernels.figure)
     drawn = []
-    for name, (title, draw) in plots.PLOTS.items():
-        figure = draw(results)
+    for name, (title, figure) in figures.items():
         pictures = {
             "svg": base64.b64encode(plots.svg(figure)).decode(),
             "png": base64.b64encode(plots.png(figure)).decode(),
         }
         drawn.append({"name": name, "title": title, **pictures})
     return environment.get_template("page.html.j2").render(
-        sentences=sentences(results), plots=drawn, tables=tables(results), about=results.about
+        sentences=[*sentences(results), *(kernels.sentences if kernels else ())],
+        plots=drawn,
+        tables=[*tables(results), *(kernels.tables if kernels else ())],
+        about=results.about,
     )
 
 
-def markdown(results: Results) -> str:
+def markdown(results: Results, kernels: Section | None = None) -> str:
     """The summary and the tables."""
-    lines = [f"- {sentence}" for sentence in sentences(results)]
+    said = [*sentences(results), *(kernels.sentences if kernels else ())]
+    lines = [f"- {sentence}" for sentence in said]
     parts = ["# Three ways to page an encoder's KV", "\n".join(lines).replace("<b>", "**")]
     parts[-1] = parts[-1].replace("</b>", "**")
-    for table in tables(results):
+    for table in [*tables(results), *(kernels.tables if kernels else ())]:
         body = report.markdown(table.rows, table.columns)
         parts.append(f"## {table.title}\n\n{table.note}\n\n{body}")
     parts.append("; ".join(f"{name}: {value}" for name, value in results.about.items()))
