@@ -68,6 +68,8 @@ def _ways(axes, run: Run, backend: str) -> None:
         key=lambda key: (list(COLORS).index(Approach(key[0])), key[1]),
     )
     found = [row for key in keys if (row := tables.fastest(rows, *key))]
+    if not found:
+        return
     names = [tables.title(row.approach, row.page_size) for row in found]
     bars = axes.barh(
         names,
@@ -75,8 +77,7 @@ def _ways(axes, run: Run, backend: str) -> None:
         color=[COLORS[Approach(row.approach)] for row in found],
     )
     axes.bar_label(bars, [tables.milliseconds(row.median_s) for row in found], padding=3)
-    if found:
-        axes.axvline(1000 * found[0].floor_s, color="#888888", ls="--", lw=1)
+    axes.axvline(1000 * found[0].floor_s, color="#888888", ls="--", lw=1)
     axes.set_xscale("log")
     axes.margins(x=0.2)
     axes.invert_yaxis()
