@@ -9,6 +9,7 @@ import pytest
 import torch
 from standin_loader import load_standin
 
+from pagealign.bench import run as bench_run
 from pagealign.bench.backends import all_backends
 from pagealign.bench.backends.flashinfer import FlashInfer
 from pagealign.bench.backends.interface import Variant
@@ -172,6 +173,42 @@ def test_single_slots_are_a_view():
     assert view.k.data_ptr() == pool.k.data_ptr() and view.k.shape[1] == 1
     slot = int(view.page_table[0, 2, 70])
     assert slot == int(pool.page_table[0, 2, 1]) * 64 + 6
+
+
+def test_the_view_reaches_the_kernel_as_pages_of_one_slot():
+    seen = {}
+
+    class Seen(Plain):
+        def paged(self, kernel, inputs, pool, q, table):
+            seen[approach] = (pool.page_size, table.shape[1])
+            return super().paged(kernel, inputs, pool, q, table)
+
+    inputs = make_inputs(shape(kv_len=100), sets=1)
+    for approach in (Approach.in_place, Approach.page1_view):
+        Seen().prepare(Variant(approach, 64, "any"), inputs)
+    assert seen == {Approach.in_place: (64, 2), Approach.page1_view: (1, 100)}
+
+
+def test_processor_time_is_for_one_thread(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(PagealignError, match="--threads 1"):
+        bench_run.run(quick=True, out=tmp_path, names=["torch"], cpu_time=True)
+
+
+def test_a_slow_machine_leaves_the_last_shapes_out(monkeypatch):
+    """Each shape takes 40 s of 60, and 12 more are allowed."""
+    now = [0.0]
+    monkeypatch.setattr(bench_run.time, "monotonic", lambda: now[0])
+
+    def measure(shape, backend, page_sizes, effort, clock):
+        now[0] += 40
+        return [shape]
+
+    monkeypatch.setattr(bench_run, "measure", measure)
+    rows, left_out = bench_run.run_all([Plain()], quick=True, say=lambda text: None)
+    shapes, _ = grid(quick=True)
+    assert rows == shapes[:2]
+    assert len(left_out) == len(shapes) - 2 and "no time left" in left_out[0]
 
 
 def test_what_cannot_run_says_why():

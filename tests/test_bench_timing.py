@@ -64,7 +64,7 @@ def test_the_order_changes_from_round_to_round():
 def test_rounds_end_with_the_time(seconds, rounds):
     clock = Clock()
     times = interleaved(
-        {"a": clock.calls("a", 10.0)}, lambda: None, Effort(3, 6, seconds), clock=clock
+        {"a": clock.calls("a", 10.0)}, lambda: None, Effort(3, 6, seconds), clock=clock, watch=clock
     )
     assert len(times["a"]) == rounds
 

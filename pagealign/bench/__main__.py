@@ -28,6 +28,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="sgl_kernel, ipex, flashinfer or torch; may be repeated (default: those that run)",
     )
     parser.add_argument("--threads", type=int, default=machine.cores(), help="default: one a core")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="with --threads 1: count processor time, on a machine that is busy",
+    )
     parser.add_argument("--list", action="store_true", help="say which backends run here; stop")
     parser.add_argument(
         "--fixtures", type=Path, metavar="DIR", help="save small inputs with Intel's results; stop"
@@ -54,7 +59,7 @@ def main(arguments: list[str]) -> int:
         return (
             run.list_backends()
             if options.list
-            else run.run(options.quick, options.out, options.backend)
+            else run.run(options.quick, options.out, options.backend, options.cpu_time)
         )
     except PagealignError as error:
         print(f"bench: {error}", file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,11 @@ MOST_SETS = 64
 
 
 def measure(
-    shape: Shape, backend: Backend, page_sizes: tuple[int, ...], effort: Effort
+    shape: Shape,
+    backend: Backend,
+    page_sizes: tuple[int, ...],
+    effort: Effort,
+    clock: Callable[[], float],
 ) -> list[Row]:
     """A row per variant. One that fails its check is not timed: its times are NaN."""
     sets = sets_for(shape.kv_bytes, backend.cache_bytes())
@@ -31,7 +35,7 @@ def measure(
     errors = check(inputs, {variant: ways[0]() for variant, ways in calls.items()})
     timed = {variant: ways for variant, ways in calls.items() if errors[variant].ok}
     floors = bandwidth.calls(shape.kv_bytes, sets, backend.device)
-    times = interleaved(timed | floors, backend.wait, effort)
+    times = interleaved(timed | floors, backend.wait, effort, clock=clock)
     return rows(shape, backend.name, sets, times, errors)
 
 

@@ -46,7 +46,10 @@ def chosen(names: Sequence[str], known: Sequence[Backend]) -> tuple[list[Backend
 
 
 def run_all(
-    backends: Sequence[Backend], quick: bool, say: Callable[[str], None]
+    backends: Sequence[Backend],
+    quick: bool,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[Row], list[str]]:
     """Rows of every shape on every backend, and what was left out. What time one shape leaves
     over is the others'."""
@@ -65,7 +68,7 @@ def run_all(
                 continue
             say(f"{backend.name} {number + 1}/{len(shapes)}: {shape}")
             effort = Effort(LEAST, MOST, max(0.0, seconds - spent) / (len(shapes) - number))
-            rows += measure(shape, backend, page_sizes, effort)
+            rows += measure(shape, backend, page_sizes, effort, clock)
     return rows, left_out
 
 
@@ -85,15 +88,24 @@ def about(quick: bool, backends: Sequence[Backend], busy: tuple[float, float]) -
     }
 
 
-def run(quick: bool, out: Path, names: Sequence[str]) -> int:
-    """Measure, print the tables, write the files. Returns 1 if a kernel was wrong."""
+def run(quick: bool, out: Path, names: Sequence[str], cpu_time: bool) -> int:
+    """Measure, print the tables, write the files. Returns 1 if a kernel was wrong.
+
+    ``cpu_time``: count the processor's time and not the wall's, so that what else runs on the
+    machine counts less. PagealignError if that means nothing: with threads, which spin while
+    they wait for each other, and on a GPU.
+    """
     console = report.console()
     backends, status = chosen(names, all_backends())
+    if cpu_time and (torch.get_num_threads() > 1 or any(b.device != "cpu" for b in backends)):
+        raise PagealignError("--cpu-time is for one thread on a CPU: add --threads 1")
     before = machine.busy()
     with report.progress(console) as say, torch.inference_mode():
-        rows, left_out = run_all(backends, quick, say)
+        clock = time.process_time if cpu_time else time.perf_counter
+        rows, left_out = run_all(backends, quick, say, clock)
     found = Run(
-        about=about(quick, backends, (before, machine.busy())),
+        about=about(quick, backends, (before, machine.busy()))
+        | {"clock": "processor time" if cpu_time else "wall time"},
         backends=tuple(status),
         rows=tuple(rows),
         steps=tuple(projection.steps(rows)),

@@ -245,7 +245,7 @@ def sentences(run: Run) -> list[str]:
             for approach in (Approach.page1_view, Approach.gather_varlen, Approach.gather):
                 other = fastest(rows, approach, BASE_PAGE)
                 if other:
-                    part = times(other.median_s / own.median_s)
+                    part = times(other.ratio / own.ratio)
                     told.append(f"{TITLES[approach]} takes {part} times as long")
             out.append(
                 f"{backend}, Whisper-large-v3's cross-attention, batch 8: in place at page size "

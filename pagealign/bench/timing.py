@@ -49,13 +49,15 @@ def interleaved(
     effort: Effort,
     *,
     clock: Callable[[], float] = time.perf_counter,
+    watch: Callable[[], float] = time.monotonic,
     seed: int = 0,
 ) -> dict[K, list[float]]:
     """Seconds of each way, one value a round.
 
     A round times every way once, in an order of its own. ``calls`` has a callable per input
     set, taken in turn, so that a way does not find its last inputs in the cache. All are
-    called once before the first round. ``wait`` returns when the device is idle.
+    called once before the first round. ``wait`` returns when the device is idle. ``clock``
+    times the calls, ``watch`` keeps to the effort.
     """
     for ways in calls.values():
         for call in ways:
@@ -63,11 +65,11 @@ def interleaved(
     wait()
     order, found = list(calls), {key: [] for key in calls}
     shuffle = random.Random(seed).shuffle
-    start, collecting = clock(), gc.isenabled()
+    start, collecting = watch(), gc.isenabled()
     gc.disable()
     try:
         for number in range(effort.most):
-            if number >= effort.least and clock() - start >= effort.seconds:
+            if number >= effort.least and watch() - start >= effort.seconds:
                 break
             shuffle(order)
             for key in order:
