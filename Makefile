@@ -1,12 +1,12 @@
 # `make` lists the targets. Each one that needs the environment makes it if it is missing.
 .DEFAULT_GOAL := help
-.PHONY: help env demo soak compare eval port test test-slow lint format constraints clean
+.PHONY: help env demo soak compare eval port bench-kernels test test-slow lint format constraints clean
 
 BIN := .venv/bin
 SHELL_SCRIPTS = $(wildcard scripts/*.sh) .ci/run
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env:  ## make the environment (11 GB, shared by clones, in the cache folder)
 	@scripts/setup_env.sh
@@ -25,6 +25,10 @@ eval: env  ## WER of the patched server, 1 and 4 at once (ARGS="--base-url URL" 
 
 port: env  ## try the series on another release (ARGS="0.5.22")
 	@$(BIN)/pagealign port $(ARGS)
+
+bench-kernels:  ## attention kernels timed, in an environment of its own (ARGS="--quick")
+	@scripts/setup_bench_env.sh
+	@PYTHONPATH=. "$$(scripts/setup_bench_env.sh --print)/bin/python" -m pagealign.bench $(ARGS)
 
 test: env  ## the tests (ARGS="unit -- -k NAME" for some of them)
 	@scripts/run_tests.sh $(ARGS)

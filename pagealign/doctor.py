@@ -183,7 +183,7 @@ def look_at_kernels() -> list[Finding]:
         _package(
             "intel-extension-for-pytorch",
             "timings on Intel's own CPU kernels",
-            "pip install intel-extension-for-pytorch in an environment with its torch",
+            "make bench-kernels (an environment of its own)",
         ),
     ]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pagealign import report
+from pagealign.bench.tables import Table
 from pagealign.compare import plots
+from pagealign.compare.kernels import Section
 from pagealign.compare.results import Results
 from pagealign.compare.summary import TITLES, errors, per_step, pools, sentences, size
 from pagealign.report import Column
-
-
-@dataclass(frozen=True)
-class Table:
-    """``rows`` are named tuples, ``note`` says what the columns mean."""
-
-    title: str
-    note: str
-    columns: tuple[Column, ...]
-    rows: Sequence[Any]
 
 
 def _number(name: str, title: str, form: str = "{:,.0f}") -> Column:
@@ -132,25 +122,31 @@ def tables(results: Results) -> list[Table]:
     return out
 
 
-def html(results: Results) -> str:
+def html(results: Results, kernels: Section | None = None) -> str:
     """The page. Pictures are inside it, as SVG, and as PNG to take away."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True
     )
+    figures = {name: (title, draw(results)) for name, (title, draw) in plots.PLOTS.items()}
+    if kernels:
+        figures["kernels"] = (kernels.title, kernels.figure)
     drawn = []
-    for name, (title, draw) in plots.PLOTS.items():
-        figure = draw(results)
+    for name, (title, figure) in figures.items():
         pictures = {
             "svg": base64.b64encode(plots.svg(figure)).decode(),
             "png": base64.b64encode(plots.png(figure)).decode(),
         }
         drawn.append({"name": name, "title": title, **pictures})
     return environment.get_template("page.html.j2").render(
-        sentences=[_bold(sentence) for sentence in sentences(results)],
+        sentences=[_bold(sentence) for sentence in _said(results, kernels)],
         plots=drawn,
-        tables=tables(results),
+        tables=[*tables(results), *(kernels.tables if kernels else ())],
         about=results.about,
     )
+
+
+def _said(results: Results, kernels: Section | None) -> list[str]:
+    return [*sentences(results), *(kernels.sentences if kernels else ())]
 
 
 def _bold(sentence: str) -> Markup:
@@ -158,11 +154,11 @@ def _bold(sentence: str) -> Markup:
     return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(sentence))))
 
 
-def markdown(results: Results) -> str:
+def markdown(results: Results, kernels: Section | None = None) -> str:
     """The summary and the tables."""
-    lines = [f"- {sentence}" for sentence in sentences(results)]
+    lines = [f"- {sentence}" for sentence in _said(results, kernels)]
     parts = ["# Three ways to page an encoder's KV", "\n".join(lines)]
-    for table in tables(results):
+    for table in [*tables(results), *(kernels.tables if kernels else ())]:
         body = report.markdown(table.rows, table.columns)
         parts.append(f"## {table.title}\n\n{table.note}\n\n{body}")
     parts.append("; ".join(f"{name}: {value}" for name, value in results.about.items()))

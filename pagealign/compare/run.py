@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from pagealign import report
-from pagealign.compare import accuracy, cost, fragmentation, page, results, summary
+from pagealign.compare import accuracy, cost, fragmentation, kernels, page, results, summary
 from pagealign.compare.fragmentation import LLAMA_11B_VISION, WHISPER_LARGE_V3, Limits, Workload
 from pagealign.compare.parallel import Where
 from pagealign.compare.parallel import check as check_parallel
@@ -84,14 +84,15 @@ def run(
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # transformers' own
     console, out = report.console(), out.absolute()
     extra = user_workloads(traces, model, pool_slots, max_running, rate)
+    timed = kernels.section(out.parent / "bench" / kernels.FILE)
     out.mkdir(parents=True, exist_ok=True)
     with report.progress(console) as say, terminable():
         found = measure(quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler)
         say("the report")
         written = [
             *results.write(found, out),
-            report.write(out / "compare.md", page.markdown(found)),
-            report.write(out / "compare.html", page.html(found)),
+            report.write(out / "compare.md", page.markdown(found, timed)),
+            report.write(out / "compare.html", page.html(found, timed)),
         ]
     for sentence in summary.sentences(found):
         console.print(f"- {sentence.replace('**', '')}", soft_wrap=True, highlight=False)
