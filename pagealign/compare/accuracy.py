@@ -37,8 +37,8 @@ def measure(approach: Approach, arguments: dict[str, Any]) -> None:
 
 
 def run(trees: Workers, quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
-    """The rows of both levels; logs and outputs go to the folder ``out``. ``quick``: fewer
-    cases, the tiny model alone, no server."""
+    """The rows of both levels, but for a server's (``model_accuracy.server_rows``); outputs go
+    to the folder ``out``. ``quick``: fewer cases, the tiny model alone."""
     import torch
 
     out = out.absolute()
@@ -65,4 +65,4 @@ def run(trees: Workers, quick: bool, out: Path, say: Callable[[str], None]) -> l
     for n, job in enumerate(jobs):
         answers = {name: torch.load(arguments[name]["models"][n]["outputs"]) for name in trees}
         rows += model_accuracy.rows(job.subject, job.dtype, answers)
-    return rows if quick else [*rows, *model_accuracy.server_rows(out, say)]
+    return rows

@@ -9,7 +9,16 @@ from pathlib import Path
 import pandas as pd
 
 from pagealign import report
-from pagealign.compare import accuracy, cost, fragmentation, kernels, page, results, summary
+from pagealign.compare import (
+    accuracy,
+    cost,
+    fragmentation,
+    kernels,
+    model_accuracy,
+    page,
+    results,
+    summary,
+)
 from pagealign.compare.fragmentation import LLAMA_11B_VISION, WHISPER_LARGE_V3, Limits, Workload
 from pagealign.compare.parallel import Where
 from pagealign.compare.parallel import check as check_parallel
@@ -53,13 +62,17 @@ def measure(
         pools = fragmentation.run(
             quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler
         )
-        return Results(
-            fragmentation=results.frame(pools),
-            samples=pd.read_csv(out / fragmentation.SERIES_FILE),
-            cost=results.frame(cost.run(trees, quick, say)),
-            accuracy=results.frame(accuracy.run(trees, quick, out / "accuracy", say)),
-            about=results.about(quick),
-        )
+        costs = cost.run(trees, quick, say)
+        errors = accuracy.run(trees, quick, out / "accuracy", say)
+    if not quick:
+        errors += model_accuracy.server_rows(out / "accuracy", say)
+    return Results(
+        fragmentation=results.frame(pools),
+        samples=pd.read_csv(out / fragmentation.SERIES_FILE),
+        cost=results.frame(costs),
+        accuracy=results.frame(errors),
+        about=results.about(quick),
+    )
 
 
 def run(
