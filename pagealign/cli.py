@@ -162,7 +162,8 @@ def compare(
     pool_slots: Annotated[int, typer.Option(help="The traces' pool, in slots.")] = 131_072,
     max_running: Annotated[int, typer.Option(help="The traces' requests at once.")] = 256,
     page_size: Annotated[
-        list[int] | None, typer.Option(help="Of the pool; may be repeated. 1 to 256 if none.")
+        list[int] | None,
+        typer.Option(help="Of the pool; may be repeated. The backend's, or 1 to 256."),
     ] = None,
     backend: Annotated[
         str | None, typer.Option(help="Refuse page sizes that its kernels refuse.")
@@ -175,7 +176,6 @@ def compare(
 ) -> None:
     """Compare page-aligned, varlen gather and page size 1; write a report."""
     with errors_as_lines():
-        from pagealign.compare import fragmentation
         from pagealign.compare import run as module
 
         code = module.run(
@@ -186,7 +186,7 @@ def compare(
             rate=steps_per_second,
             pool_slots=pool_slots,
             max_running=max_running,
-            page_sizes=page_size or fragmentation.PAGE_SIZES,
+            page_sizes=page_size or [],
             backend=backend,
             parallel=parallel,
             jobs=jobs,

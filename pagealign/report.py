@@ -16,7 +16,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 WIDTH = 130  # columns, at least: a log file or a pipe has no width of its own
@@ -29,24 +29,26 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """A function that says what is going on now: a spinner with the time it has taken on a
-    terminal, a line with the time since the start elsewhere."""
+def progress(console: Console) -> Iterator[Callable[..., None]]:
+    """A function that says what is going on now and, with two numbers more, how much of how
+    much is done: a bar with the time it has taken on a terminal, a line with the time since
+    the start elsewhere."""
     started = time.monotonic()
     if not console.is_terminal:
 
-        def line(text: str) -> None:
+        def line(text: str, *_: int) -> None:
             took = time.monotonic() - started
             console.print(f"{took:5.0f} s  {text}", soft_wrap=True, markup=False, highlight=False)
 
         yield line
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    what = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), what, BarColumn(30), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("")
 
-        def update(text: str) -> None:
-            bar.reset(task, description=escape(text))
+        def update(text: str, done: int = 0, of: int | None = None) -> None:
+            bar.reset(task, description=escape(text), completed=done, total=of)
 
         yield update
 

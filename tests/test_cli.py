@@ -129,7 +129,7 @@ def test_compare_hands_on_its_options(monkeypatch):
         "rate": 1.0,
         "pool_slots": 131_072,
         "max_running": 256,
-        "page_sizes": (1, 16, 32, 64, 128, 256),
+        "page_sizes": [],
         "backend": None,
         "parallel": "processes",
         "jobs": -1,
@@ -146,6 +146,8 @@ def test_compare_hands_on_its_options(monkeypatch):
         ("--trace {good} --backend intel_xpu --page-size 32", "32"),
         ("--trace {good} --pool-slots 1000", "1000"),
         ("--trace {good} --trace-model gpt", "gpt"),
+        ("--trace {good} --backend intel-xpu", "intel-xpu"),
+        ("--page-size 100000000000000000000", "100000000000000000000"),
         ("--parallel slurm", "slurm"),
     ],
 )

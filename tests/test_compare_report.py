@@ -12,7 +12,8 @@ import pytest
 from pagealign.compare import accuracy_row, cost, fragmentation, page, plots, results, summary
 from pagealign.compare.results import Results, frame
 from pagealign.compare.row_picture import ENCODER, PAGE, pictures
-from pagealign.compare.run import faults_of_aligned, user_workloads
+from pagealign.compare.run import user_workloads
+from pagealign.compare.summary import faults_of_aligned
 from pagealign.errors import PagealignError
 
 APPROACHES = ("aligned", "varlen", "page1")
@@ -211,6 +212,8 @@ def test_a_right_aligned_tree_has_no_fault():
     [
         ("fragmentation", "freed_twice", "freed twice"),
         ("fragmentation", "lost", "lost"),
+        ("fragmentation", "owned_twice", "owned twice"),
+        ("fragmentation", "aliased", "aliased"),
         ("cost", "syncs", "waits"),
         ("cost", "copied", "copies"),
     ],
@@ -221,6 +224,17 @@ def test_a_wrong_aligned_tree_is_told(table, column, fault):
     rows.loc[rows.approach == "aligned", column] = 1
     (told,) = faults_of_aligned(wrong)
     assert fault in told
+    first, *others = summary.sentences(wrong)
+    assert first == f"**Page-aligned is not right here**: {told}."
+    assert not any("Use page-aligned" in sentence for sentence in others)
+
+
+def test_without_page_size_64_another_is_shown():
+    other = found()
+    for table in (other.fragmentation, other.samples):
+        table["page_size"] = table.page_size.replace(64, 32)
+    assert "Trace whisper, page size 32" in page.markdown(other)
+    assert len(plots.pool_over_time(other).axes[0].collections) == 3
 
 
 def test_errors_out_of_bounds_are_told():

@@ -420,13 +420,27 @@ def test_results_come_in_the_order_of_the_calls():
     assert run_all(abs, [(-3,), (2,), (-1,)], jobs=2) == [3, 2, 1]
 
 
+def test_a_service_that_stops_early_is_told():
+    """Stock's pool runs full long before a trace of this length has had 256 steps."""
+    random, count = np.random.default_rng(2), 20_000
+    encoder, decode = random.choice([0, 40, 100], count), random.choice([5, 200, 300], count)
+    long = Trace("long", np.zeros(count), encoder, decode, random.integers(1, 41, count))
+    limits = Limits(pool_slots=1024, max_running=6, new_token_ratio=0.0)
+    row = simulate("page1", Workload(long, WHISPER_LARGE_V3, limits), 64).row
+    assert row.stopped == "decode out of memory"
+    assert 0 < row.steps < 256 and row.finished < count
+    assert row.reserved > 0
+
+
 # --- what is refused before anything runs ---
 
 
 @pytest.mark.parametrize(
     ("page_sizes", "backend", "message"),
     [
-        ([64, 0], None, "page size 0: give at least 1"),
+        ([64, 0], None, "page size 0: give 1 to 2147483647"),
+        ([10**20], None, "page size 100000000000000000000: give 1 to"),
+        ([64], "intel-xpu", "no page sizes are known for 'intel-xpu': use intel_xpu, torch_nat"),
         ([64, 16], "intel_xpu", "page size 16: intel_xpu has kernels for 64 and 128 only"),
         ([1], "intel_xpu", "page size 1: intel_xpu has kernels for 64 and 128 only"),
     ],
@@ -501,9 +515,10 @@ def test_a_users_trace(tmp_path):
 def test_run_writes_the_samples(tmp_path, small, monkeypatch):
     monkeypatch.setattr(fragmentation, "workloads", lambda quick: small[:1])
     said = []
-    rows = fragmentation.run(True, tmp_path, said.append, extra=small[1:], jobs=1)
+    say = lambda *what: said.append(what)  # noqa: E731
+    rows = fragmentation.run(True, tmp_path, say, extra=small[1:], jobs=1)
     assert len(rows) == 2 * 3 * 6
-    assert said[-1] == "fragmentation: 24 of 24 services"
+    assert said[-1] == ("fragmentation: 24 of 24 services", 24, 24)
     with (tmp_path / fragmentation.SERIES_FILE).open() as file:
         lines = list(csv.DictReader(file))
     aligned = [

@@ -20,6 +20,7 @@ from pagealign.compare.parallel import Where, run_all
 from pagealign.compare.pool_model import Census, Layout
 from pagealign.compare.scheduler_model import Limits, Scheduler
 from pagealign.compare.traces import (
+    MOST,
     Trace,
     mllama_tiles,
     mllama_with_text,
@@ -31,7 +32,7 @@ from pagealign.layout import ceil_align
 
 PAGE_SIZES = (1, 16, 32, 64, 128, 256)
 # Allocators take any page size; these backends have kernels for some only.
-KERNEL_PAGE_SIZES = {"intel_xpu": (64, 128)}
+KERNEL_PAGE_SIZES = {"intel_xpu": (64, 128), "torch_native": (), "flashinfer": (), "fa3": ()}
 TABLE_ENTRY = 4  # bytes: int32
 POINTS = 128
 SERIES_FILE = "fragmentation_series.csv"
@@ -170,7 +171,7 @@ def serve(workload: Workload, layout: Layout, page_size: int, points: int = POIN
     steps, if there are fewer)."""
     scheduler = Scheduler(workload.trace, layout, page_size, workload.limits)
     samples: list[Sample] = []
-    stride = max(1, _least_steps(workload) // (2 * points))
+    stride = 1
     peak_running = 0
     first_freed_twice = None
     while scheduler.step():
@@ -199,15 +200,6 @@ def serve(workload: Workload, layout: Layout, page_size: int, points: int = POIN
         waited=scheduler.waited,
         samples=tuple(samples),
     )
-
-
-def _least_steps(workload: Workload) -> int:
-    """A step makes at most a token for each running request, whose row the pool must hold; only
-    stock's pool may hold a few more than it has room for."""
-    trace, limits = workload.trace, workload.limits
-    held = (trace.encoder_len + trace.prompt_len) * trace.decode_len
-    by_pool = int(held.sum()) // limits.pool_slots
-    return max(by_pool, int(trace.decode_len.sum()) // limits.max_running)
 
 
 def _sample(scheduler: Scheduler) -> Sample:
@@ -329,6 +321,11 @@ def pages_at_full_length(trace: Trace, layout: Layout, page_size: int) -> np.nda
     return prefill + pages(decoder) - pages(trace.prompt_len)
 
 
+def page_sizes_of(backend: str | None) -> tuple[int, ...]:
+    """What is swept if nobody says: what the backend's kernels take, or all of PAGE_SIZES."""
+    return KERNEL_PAGE_SIZES.get(backend or "") or PAGE_SIZES
+
+
 def capacity(trace: Trace, layout: Layout, page_size: int, pool_slots: int) -> int:
     """Average requests of the trace, at their full length, that the pool's pages hold."""
     mean = pages_at_full_length(trace, layout, page_size).mean()
@@ -341,10 +338,14 @@ def check(
     """PagealignError, in a line, for what can't be simulated: a page size below 1 or one that
     ``backend``'s kernels refuse, two traces of one name, limits below 1, a pool too small for
     one of the requests."""
+    if backend is not None and backend not in KERNEL_PAGE_SIZES:
+        raise PagealignError(
+            f"no page sizes are known for {backend!r}: use {', '.join(KERNEL_PAGE_SIZES)}, or none"
+        )
     for page_size in page_sizes:
-        if page_size < 1:
-            raise PagealignError(f"page size {page_size}: give at least 1")
-        kernels = KERNEL_PAGE_SIZES.get(backend or "")
+        if not 1 <= page_size <= MOST:
+            raise PagealignError(f"page size {page_size}: give 1 to {MOST}")
+        kernels = KERNEL_PAGE_SIZES.get(backend or "")  # none: any
         if kernels and page_size not in kernels:
             raise PagealignError(
                 f"page size {page_size}: {backend} has kernels for "
@@ -394,7 +395,7 @@ def workloads(quick: bool) -> list[Workload]:
 def run(
     quick: bool,
     out: Path,
-    say: Callable[[str], None],
+    say: Callable[..., None],
     extra: Sequence[Workload] = (),
     page_sizes: Sequence[int] = PAGE_SIZES,
     backend: str | None = None,
@@ -404,8 +405,8 @@ def run(
 ) -> list[Row]:
     """Sweep the services and ``extra`` ones; the samples go to ``out / SERIES_FILE``.
 
-    ``backend`` limits ``page_sizes`` to what its kernels take; without one the sweep is about
-    the allocator, which takes any. PagealignError before anything runs, as ``check``.
+    ``backend`` refuses ``page_sizes`` that its kernels don't take; without one the sweep is
+    about the allocator, which takes any. PagealignError before anything runs, as ``check``.
     """
     served = [*workloads(quick), *extra]
     check(served, page_sizes, backend)
@@ -415,7 +416,7 @@ def run(
         parallel=parallel,
         jobs=jobs,
         scheduler=scheduler,
-        progress=lambda done, of: say(f"fragmentation: {done} of {of} services"),
+        progress=lambda done, of: say(f"fragmentation: {done} of {of} services", done, of),
     )
     write_series(simulations, out / SERIES_FILE)
     return [simulation.row for simulation in simulations]

@@ -72,8 +72,9 @@ def tables(results: Results) -> list[Table]:
             "The pool under a trace",
             "Means over the steps. Waste: reserved slots without a token; gap: of the encoder's "
             "slots; freed twice: times that a page was freed while free; two owners: most pages "
-            "in two requests' rows at once; holds: average requests at full length; gather: "
-            "bytes copied per decode step.",
+            "in two requests' rows at once; sharing a slot: tokens in one that has another token's "
+            "already, and where there are any, waste, running and wait say nothing; holds: average "
+            "requests at full length; gather: bytes copied per decode step.",
             (
                 _text("trace", "trace"),
                 _number("page_size", "page"),
@@ -84,6 +85,7 @@ def tables(results: Results) -> list[Table]:
                 _number("gap_per_encoder", "gap", "{:.1%}"),
                 _number("freed_twice", "freed twice"),
                 _number("owned_twice", "two owners"),
+                _number("aliased", "sharing a slot"),
                 _number("lost", "lost"),
                 _number("finished", "finished"),
                 _number("running", "running", "{:.1f}"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pagealign.compare import row_picture
 from pagealign.compare.results import Results
-from pagealign.compare.summary import TITLES, per_step
+from pagealign.compare.summary import TITLES, per_step, shown_page_size
 
 COLORS = {"aligned": "#4c78a8", "varlen": "#f58518", "page1": "#54a24b"}
 MARKERS = {"aligned": "o", "varlen": "s", "page1": "^"}
@@ -70,9 +70,10 @@ def fragmentation(results: Results) -> Figure:
 
 
 def pool_over_time(results: Results) -> Figure:
-    """The pool's slots over the steps, page size 64, first trace: aligned beside stock's rows."""
+    """The pool's slots over the steps, first trace: aligned beside stock's rows."""
     samples = results.samples
-    samples = samples[(samples.page_size == 64) & (samples.trace == samples.trace.iloc[0])]
+    page_size = shown_page_size(samples)
+    samples = samples[(samples.page_size == page_size) & (samples.trace == samples.trace.iloc[0])]
     figure, axes = _grid(2)
     for one, (name, title) in zip(
         axes, (("aligned", "page-aligned"), ("page1", "stock's rows")), strict=True
@@ -168,7 +169,10 @@ PLOTS: dict[str, tuple[str, Callable[[Results], Figure]]] = {
     "rows": ("A row of the pool, and what each kernel reads of it", rows),
     "syncs": ("How often the host waits for the device", syncs),
     "copied": ("What a generated token copies", copied_by_length),
-    "fragmentation": ("What the pool wastes", fragmentation),
+    "fragmentation": (
+        "What the pool wastes (stock's rows above page size 1: of slots that requests share)",
+        fragmentation,
+    ),
     "pool": ("The pool over time", pool_over_time),
     "accuracy": ("How far attention is from float64", accuracy),
 }

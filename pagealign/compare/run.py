@@ -25,6 +25,7 @@ from pagealign.compare.parallel import check as check_parallel
 from pagealign.compare.results import Results
 from pagealign.compare.tree_worker import workers
 from pagealign.errors import PagealignError
+from pagealign.evals.outcome import out_folder
 from pagealign.server import terminable
 
 MODELS = {"whisper-large-v3": WHISPER_LARGE_V3, "llama-3.2-11b-vision": LLAMA_11B_VISION}
@@ -46,7 +47,7 @@ def user_workloads(
 def measure(
     quick: bool,
     out: Path,
-    say: Callable[[str], None],
+    say: Callable[..., None],
     extra: Sequence[Workload],
     page_sizes: Sequence[int],
     backend: str | None,
@@ -83,22 +84,25 @@ def run(
     pool_slots: int = 131_072,
     max_running: int = 256,
     rate: float = 1.0,
-    page_sizes: Sequence[int] = fragmentation.PAGE_SIZES,
+    page_sizes: Sequence[int] = (),
     backend: str | None = None,
     parallel: Where = "processes",
     jobs: int = -1,
     scheduler: str | None = None,
 ) -> int:
     """Measure, print the summary, write the report to ``out``. Returns the exit code: 1 if the
-    aligned tree is not right somewhere."""
+    aligned tree is not right somewhere. ``page_sizes``: all that ``backend``'s kernels take, or
+    1 to 256, if none."""
     from transformers.utils import logging
+
+    page_sizes = page_sizes or fragmentation.page_sizes_of(backend)
 
     logging.disable_progress_bar()  # there is one already
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # transformers' own
     console, out = report.console(), out.absolute()
     extra = user_workloads(traces, model, pool_slots, max_running, rate)
     timed = kernels.section(out.parent / "bench" / kernels.FILE)
-    out.mkdir(parents=True, exist_ok=True)
+    out_folder(out)
     with report.progress(console) as say, terminable():
         found = measure(quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler)
         say("the report")
@@ -108,29 +112,11 @@ def run(
             report.write(out / "compare.html", page.html(found, timed)),
         ]
     for sentence in summary.sentences(found):
-        console.print(f"- {sentence.replace('**', '')}", soft_wrap=True, highlight=False)
+        said = sentence.replace("**", "")
+        console.print(f"- {said}", soft_wrap=True, markup=False, highlight=False)
     for path in written:
         console.print(f"written: {path}", soft_wrap=True)
-    faults = faults_of_aligned(found)
+    faults = summary.faults_of_aligned(found)
     for fault in faults:
         console.print(f"aligned: {fault}", style="red", soft_wrap=True, markup=False)
     return int(bool(faults))
-
-
-def faults_of_aligned(found: Results) -> list[str]:
-    """What a right page-aligned tree never shows."""
-    out = []
-    pools = found.fragmentation[found.fragmentation.approach == "aligned"]
-    for name in ("freed_twice", "owned_twice", "lost", "aliased"):
-        if (pools[name] > 0).any():
-            out.append(f"the pool has {name.replace('_', ' ')} pages or slots")
-    steps = found.cost[(found.cost.approach == "aligned") & (found.cost.phase == "decode")]
-    if (steps.syncs > 0).any():
-        out.append("a decode step waits for the device")
-    # Beside requests without an encoder the others' queries and outputs are picked out.
-    if (steps[steps.text_only == 0].copied > 0).any():
-        out.append("a decode step copies keys or values")
-    checked = found.accuracy[(found.accuracy.approach == "aligned") & (found.accuracy.compared > 0)]
-    if not checked.within.all():
-        out.append(f"{(~checked.within.astype(bool)).sum()} accuracy cases are out of bounds")
-    return out

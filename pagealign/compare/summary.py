@@ -47,10 +47,9 @@ def errors(results: Results) -> pd.DataFrame:
     return _in_order(found)
 
 
-def pools(results: Results, page_sizes: tuple[int, ...] = (1, 16, 64, 128)) -> pd.DataFrame:
+def pools(results: Results) -> pd.DataFrame:
     """Per trace, page size and approach: what of the pool is wasted, lost or given twice."""
-    rows = results.fragmentation
-    return _in_order(rows[rows.page_size.isin(page_sizes)])
+    return _in_order(results.fragmentation)
 
 
 def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,15 +72,24 @@ def size(count: float) -> str:
 
 def sentences(results: Results) -> list[str]:
     """The summary, in Markdown: first what to do, then why, each with its figures."""
-    out = [
+    faults = faults_of_aligned(results)
+    out = [f"**Page-aligned is not right here**: {fault}." for fault in faults] or [
         "**Use page-aligned** wherever the kernel's page is larger than 1: it alone keeps the "
         "pool's books right there, and it reads the pool in place.",
-        "**At page size 1** all three are the same row: nothing is gained or lost by any.",
+    ]
+    out += [
+        "**At page size 1** the rows of all three are the same; what they cost still differs.",
         "**Varlen gather** is for a kernel that can't read pages at all; **the page-size-1 "
         "view** is for one that takes page size 1, on a tree that may not be patched. Both need "
         "the pool's fault (upstream 38840) fixed first.",
     ]
     return [*out, *_of_cost(results), *_of_pools(results), *_of_accuracy(results)]
+
+
+def shown_page_size(table: pd.DataFrame) -> int:
+    """64, or else the smallest above 1, or 1: of a table that has the column ``page_size``."""
+    sizes = sorted(table.page_size.unique())
+    return 64 if 64 in sizes else next((s for s in sizes if s > 1), sizes[0])
 
 
 def _of_cost(results: Results) -> list[str]:
@@ -104,18 +112,22 @@ def _of_cost(results: Results) -> list[str]:
 
 
 def _of_pools(results: Results) -> list[str]:
-    rows = results.fragmentation[results.fragmentation.page_size == 64]
-    out = []
+    rows, out = results.fragmentation, []
+    page_size = shown_page_size(rows)
+    rows = rows[rows.page_size == page_size]
     for trace, found in rows.groupby("trace", sort=False):
         by_name = found.set_index("approach")
         aligned, stock = by_name.loc["aligned"], by_name.loc["page1"]
         out.append(
-            f"**Trace {trace}, page size 64**: the gap costs {aligned.gap_per_encoder:.1%} of "
-            f"the encoder's slots; aligned frees {aligned.freed_twice:.0f} pages twice and serves "
-            f"{aligned.finished:.0f} of {aligned.requests:.0f} requests; the rows of stock, which "
+            f"**Trace {trace}, page size {page_size}**: the gap costs "
+            f"{aligned.gap_per_encoder:.1%} of the encoder's slots; aligned frees "
+            f"{aligned.freed_twice:.0f} pages twice and serves {aligned.finished:.0f} of "
+            f"{aligned.requests:.0f} requests; the rows of stock, which "
             f"varlen and the page-size-1 view share, free {stock.freed_twice:.0f} pages twice, put "
-            f"up to {stock.owned_twice:.0f} pages at once into two requests' rows, and get through "
-            f"{stock.finished:.0f}" + (f" ({stock.stopped})." if stock.stopped else ".")
+            f"up to {stock.owned_twice:.0f} pages at once into two requests' rows, so that on "
+            f"average {stock.aliased:,.0f} tokens lie in a slot that has another token's already, "
+            f"and get through {stock.finished:.0f}"
+            + (f" ({stock.stopped})." if stock.stopped else ".")
         )
     return out
 
@@ -135,4 +147,23 @@ def _of_accuracy(results: Results) -> list[str]:
             f"code in {dtype}: {plain:.1e}. {found.within.sum()} of {found.cases.sum()} cases are "
             "within twice the plain error."
         )
+    return out
+
+
+def faults_of_aligned(found: Results) -> list[str]:
+    """What a right page-aligned tree never shows."""
+    out = []
+    pools = found.fragmentation[found.fragmentation.approach == "aligned"]
+    for name in ("freed_twice", "owned_twice", "lost", "aliased"):
+        if (pools[name] > 0).any():
+            out.append(f"the pool has {name.replace('_', ' ')} pages or slots")
+    steps = found.cost[(found.cost.approach == "aligned") & (found.cost.phase == "decode")]
+    if (steps.syncs > 0).any():
+        out.append("a decode step waits for the device")
+    # Beside requests without an encoder the others' queries and outputs are picked out.
+    if (steps[steps.text_only == 0].copied > 0).any():
+        out.append("a decode step copies keys or values")
+    checked = found.accuracy[(found.accuracy.approach == "aligned") & (found.accuracy.compared > 0)]
+    if not checked.within.all():
+        out.append(f"{(~checked.within.astype(bool)).sum()} accuracy cases are out of bounds")
     return out

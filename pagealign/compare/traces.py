@@ -199,7 +199,7 @@ def _json_records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, dict[s
             continue
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PagealignError(f"{path}, line {line}: not JSON: {error}") from error
         if not isinstance(record, dict):
             raise PagealignError(f"{path}, line {line}: not an object; write one object a line")
@@ -226,7 +226,7 @@ def _append(columns: dict[str, list[float]], record: dict, where: str) -> None:
 
 def _number(given: object) -> float | None:
     """A cell as a number; None for anything else, also for true, which is an int in Python."""
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+    if isinstance(given, bool) or not isinstance(given, str | int | float) or "_" in str(given):
         return None
     try:
         return float(given)
