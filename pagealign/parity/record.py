@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pagealign.bed import Bed, Result
+from pagealign.parity.kernels import Kernels
 from pagealign.parity.recorder import Recorder
 from pagealign.parity.recording import Writer
 from pagealign.parity.workloads import Workload
@@ -31,8 +32,9 @@ def run(workload: Workload, models: Path, path: Path) -> dict:
     """``{"results": [...], "crash": text or None}`` of one workload, recorded to ``path``."""
     results: list[Result] = []
     crash = None
-    with backend_ready(workload.backend), Writer(path) as writer, _bed(workload, models) as bed:
-        recorder = Recorder(bed, writer)
+    kernels = Kernels()
+    with kernels.ready(workload.backend), Writer(path) as writer, _bed(workload, models) as bed:
+        recorder = Recorder(bed, kernels, writer)
         for burst in workload.bursts:
             writer.add(bed.steps, "burst", "name", burst.name)
             rids = [f"r{len(bed.results) + i:06}" for i in range(len(burst.requests))]
@@ -54,9 +56,3 @@ def _bed(workload: Workload, models: Path) -> Iterator[Bed]:
         yield bed
     finally:
         bed.close()
-
-
-@contextlib.contextmanager
-def backend_ready(backend: str) -> Iterator[None]:
-    """Whatever has to stand in for a backend's hardware while it runs on a CPU."""
-    yield

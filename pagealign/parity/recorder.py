@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pagealign.bed import Bed, Result
+from pagealign.parity.kernels import Kernels
 from pagealign.parity.recording import Writer
 
 # What a ForwardBatch holds of the batch; the axis of each names its owners (see _counts).
@@ -56,15 +57,16 @@ METADATA_FIELDS = (
 
 
 class Recorder:
-    """Records ``bed`` into ``writer`` from now on. ``kernel`` gets FlashInfer's and FA3's
-    calls, from whoever stands in for them."""
+    """Records ``bed``, and the calls of its backend's ``kernels``, into ``writer``."""
 
-    def __init__(self, bed: Bed, writer: Writer):
+    def __init__(self, bed: Bed, kernels: Kernels, writer: Writer):
         self.bed, self.writer = bed, writer
         self.step = 0
         self.layer: int | None = None
         self.rids: tuple[str, ...] = ()
         self._owners: dict[str, list[int]] = {}
+        self._encoder_lens: list[int] = []
+        kernels.listener = self._kernel
         bed.probe = self._probe
         bed.on_batch = self._batch
         runner = bed.scheduler.tp_worker.model_runner
@@ -100,9 +102,7 @@ class Recorder:
         layer = self.layer if layer is None else layer
         if not isinstance(value, torch.Tensor):
             value = _json(value)
-        self.writer.add(
-            self.step, event, name, value, layer=layer, rids=self.rids, counts=counts
-        )
+        self.writer.add(self.step, event, name, value, layer=layer, rids=self.rids, counts=counts)
 
     def _wrap(self, owner: Any, name: str, observer: Callable) -> None:
         """Call ``observer(real, *args, **kwargs)`` in place of a bound method."""
@@ -134,6 +134,7 @@ class Recorder:
         if not decoding:
             self.add("batch", "prefix_lens", list(batch.prefix_lens), rows)
             self.add("batch", "extend_lens", list(batch.extend_lens), rows)
+        self._encoder_lens = encoder_lens
         self._own(decoding, batch.extend_lens, encoder_lens, batch.encoder_cached)
         self.add("batch", "encoder_lens_cpu", encoder_lens, rows)
         self.add("batch", "encoder_cached", list(batch.encoder_cached or []), rows)
@@ -198,6 +199,41 @@ class Recorder:
         for name, value in (("loc", loc), ("k", cache_k), ("v", cache_v)):
             self.add("write", name, value, counts, layer=layer.layer_id)
         return real(layer, loc_info, cache_k, cache_v, *args, **kwargs)
+
+    def _kernel(self, call: str, arguments: dict[str, Any]) -> None:
+        """A kernel's arguments as they are, but for the caches and what nobody may read."""
+        owners = {"last_page_len": self._owners["rows"]}
+        if call == "flash_attn_with_kvcache":
+            self._read(arguments)
+        elif "kv_indices" in arguments:
+            indptr, indices = arguments["kv_indptr"], arguments["kv_indices"]
+            # Prefill packs into a longer tensor that is not initialised.
+            self.add(call, "len(kv_indices)", len(indices))
+            arguments = arguments | {"kv_indices": indices[: int(indptr[-1])]}
+            owners["kv_indices"] = indptr.diff().tolist()
+        for name, value in arguments.items():
+            if name in ("k_cache", "v_cache"):
+                value = list(value.shape)
+            if value is not None:
+                self.add(call, name, value, owners.get(name))
+
+    def _read(self, call: dict[str, Any]) -> None:
+        """The slots that each request reads, in order: what page tables mean, whatever their
+        form. A call for the requests with an encoder alone says nothing of the others."""
+        table, lengths = call["page_table"], call["cache_seqlens"].tolist()
+        page_size = call["k_cache"].shape[1]
+        requests = list(range(len(self.rids)))
+        if len(table) < len(requests):
+            requests = [i for i, length in enumerate(self._encoder_lens) if length]
+        counts, slots = [0] * len(self.rids), []
+        for row, i in enumerate(requests):
+            position = torch.arange(lengths[row])
+            pages = table[row, position // page_size].to(torch.int64)
+            slots.append(pages * page_size + position % page_size)
+            counts[i] = lengths[row]
+        self.add("read", "slots", torch.cat(slots), counts)
+        for name in ("softmax_scale", "causal", "softcap", "window_size"):
+            self.add("read", name, call.get(name))
 
     def _model(self, real, *args, **kwargs):
         out = real(*args, **kwargs)

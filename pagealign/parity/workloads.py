@@ -130,7 +130,8 @@ def walk(model: str, steps: int, seed: int = 0) -> Burst:
 
 def _tight(model: str) -> dict:
     """A pool that holds the longest request and little else, so that some are retracted."""
-    return dict(overcommit=True, retract_every=7, max_total_tokens=256 if model != "mllama" else 640)
+    pool = 640 if model == "mllama" else 256
+    return dict(overcommit=True, retract_every=7, max_total_tokens=pool)
 
 
 def of_model(model: str, backend: str, page_size: int = 1) -> Iterator[Workload]:
