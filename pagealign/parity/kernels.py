@@ -49,9 +49,14 @@ class Kernels:
                 found = fa3_cpu.replacements()
                 return [(o, n, self._told(n, v) if n == name else v) for o, n, v in found]
             case "intel_xpu":
+                from sglang.srt.arg_groups import attention_hook
                 from sglang.srt.layers.attention import xpu_backend
 
-                return [(xpu_backend, name, self._told(name, getattr(xpu_backend, name)))]
+                return [
+                    (xpu_backend, name, self._told(name, getattr(xpu_backend, name))),
+                    # The release replaces page size 1 by 128 on this backend.
+                    (attention_hook, "_intel_xpu_page_constraint", lambda view: {}),
+                ]
         return []
 
     def _told(self, name: str, kernel: Callable) -> Callable:

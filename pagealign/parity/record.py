@@ -6,26 +6,48 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from pagealign.bed import Bed, Result
 from pagealign.parity.kernels import Kernels
 from pagealign.parity.recorder import Recorder
 from pagealign.parity.recording import Writer
-from pagealign.parity.workloads import Workload
+from pagealign.parity.workloads import Workload, select
 
 
-def record(workloads: Sequence[Workload], models: Path, out: Path) -> None:
-    """Run each workload and write ``out/NAME.zip`` and, last, ``out/answers.json``: per
-    workload the results of its requests, or what killed the scheduler."""
+def record(form: str, models: str, out: str, imports: Sequence[str] = ()) -> None:
+    """Run each workload of ``form`` and write ``out/NNN.zip`` in their order and, last,
+    ``out/answers.json``: what their requests were answered, or what killed the scheduler;
+    where stock is known to be wrong, also each request by itself, at page size 1 on
+    torch_native without a prefix cache, as ``alone``. ``imports`` are modules to import
+    first."""
+    for name in imports:
+        import_module(name)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
     answers = {}
-    for number, workload in enumerate(workloads):
-        answers[workload.name] = run(workload, models, recording_path(out, number))
-    (out / "answers.json").write_text(json.dumps(answers))
+    for number, workload in enumerate(select(form)):
+        answer = run(workload, Path(models), recording_path(folder, number))
+        if workload.expected:
+            answer["alone"] = by_itself(workload, Path(models))
+        answers[workload.name] = answer
+        print(f"recorded {workload.name}", flush=True)
+    (folder / "answers.json").write_text(json.dumps(answers))
 
 
 def recording_path(out: Path, number: int) -> Path:
     return out / f"{number:03}.zip"
+
+
+def by_itself(workload: Workload, models: Path) -> list[dict]:
+    """Each request of the workload alone: the reference."""
+    bed = Bed(models / workload.model, "torch_native", 1)
+    try:
+        found = [bed.run_one(request) for b in workload.bursts for request in b.requests]
+    finally:
+        bed.close()
+    return [dataclasses.asdict(result) for result in found]
 
 
 def run(workload: Workload, models: Path, path: Path) -> dict:

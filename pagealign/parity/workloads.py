@@ -92,8 +92,8 @@ def _plain(model: str) -> tuple[Burst, ...]:
     if model != "llama":
         texts = tuple(request(model, text(rng, n), max_new_tokens=6) for n in (2, 30))
         bursts.append(Burst("text only", texts))
-        # Two rows: with three, stock masks the wrong rows of Mllama (40476).
-        bursts.append(Burst("mixed", (several[1], texts[0])))
+        if model != "mllama":  # stock masks the wrong rows: 40476
+            bursts.append(Burst("mixed", (several[1], texts[0], several[2])))
         late = tuple(replace(t, arrive_at=2 + i) for i, t in enumerate(texts))
         bursts.append(Burst("text beside encoders", (*several[:2], *late)))
     return tuple(bursts)
@@ -134,32 +134,42 @@ def _tight(model: str) -> dict:
     return dict(overcommit=True, retract_every=7, max_total_tokens=pool)
 
 
-def of_model(model: str, backend: str, page_size: int = 1) -> Iterator[Workload]:
-    """The workloads of a model on a backend that have to be the same in both trees."""
-
-    def make(name: str, bursts: Sequence[Burst], **options) -> Workload:
+def of_model(
+    model: str, backend: str, page_size: int = 1, names: Sequence[str] = ()
+) -> Iterator[Workload]:
+    """The workloads of a model on a backend that have to be the same in both trees; those
+    of ``names`` only, if any are given."""
+    found = _bursts(model)
+    for name in names or found:
+        bursts, options = found[name]
         pages = "" if page_size == 1 else f"/page {page_size}"
         options = {"max_total_tokens": 2048, **options}
+        if "chunked_prefill_size" in options:
+            options["chunked_prefill_size"] = max(64, page_size)
         full = f"{model}/{backend}{pages}/{name}"
-        return Workload(full, model, backend, tuple(bursts), page_size, options=options)
+        yield Workload(full, model, backend, tuple(bursts), page_size, options=options)
 
+
+def _bursts(model: str) -> dict[str, tuple[Sequence[Burst], dict]]:
+    """By name: bursts and what the Bed is told besides."""
     plain = _plain(model)
-    yield make("plain", plain)
-    yield make("overlap", plain, overlap=True)
     long = tuple(replace(r, max_new_tokens=24) for r in plain[1].requests)
-    yield make("retraction", (Burst("batched", long),), **_tight(model))
-    yield make("walk", (walk(model, WALK_STEPS),), **_tight(model))
+    found = {
+        "plain": (plain, {}),
+        "overlap": (plain, dict(overlap=True)),
+        "retraction": ((Burst("batched", long),), _tight(model)),
+        "walk": ((walk(model, WALK_STEPS),), _tight(model)),
+    }
     if model == "llama":
         rng = random.Random(2)
-        lengths = (150, 40, 90)
-        prompts = tuple(request(model, text(rng, n), max_new_tokens=6) for n in lengths)
+        prompts = tuple(request(model, text(rng, n), max_new_tokens=6) for n in (150, 40, 90))
         again = tuple(replace(p, input_ids=(*p.input_ids, 77)) for p in prompts)
-        yield make("chunked", (Burst("chunked prefill", prompts),), chunked_prefill_size=64)
-        yield make("radix", (Burst("first", prompts), Burst("cached", again)), radix=True)
+        found["chunked"] = (Burst("chunked prefill", prompts),), dict(chunked_prefill_size=64)
+        found["radix"] = (Burst("first", prompts), Burst("cached", again)), dict(radix=True)
     if model == "mllama":
-        asked = _asked_again(model)
-        yield make("radix", asked, radix=True)
-        yield make("radix overlap", asked, radix=True, overlap=True)
+        found["radix"] = _asked_again(model), dict(radix=True)
+        found["radix overlap"] = _asked_again(model), dict(radix=True, overlap=True)
+    return found
 
 
 def _asked_again(model: str) -> tuple[Burst, ...]:
@@ -172,3 +182,62 @@ def _asked_again(model: str) -> tuple[Burst, ...]:
         Burst("same images", (again[0],)),
         Burst("same images together", tuple(again)),
     )
+
+
+def with_faults(backend: str) -> Iterator[Workload]:
+    """Where stock is wrong at page size 1 too: ``expected.ANSWERS`` has the names."""
+
+    def make(fault: str, model: str, bursts: Sequence[Burst], **options) -> Workload:
+        options = {"max_total_tokens": 2048, **options}
+        name = f"{model}/{backend}/{fault}"
+        return Workload(name, model, backend, tuple(bursts), expected=fault, options=options)
+
+    rng = random.Random(4)
+    steps = dict(max_new_tokens=8)
+    photos = [request("mllama", text(rng, 4), seed, **steps) for seed in (0, 1)]
+    questions = [request("mllama", text(rng, n), **steps) for n in (2, 9)]
+    mixed = (photos[0], questions[0], photos[1], questions[1])
+    yield make("mllama-row-mask", "mllama", (Burst("mixed", mixed),))
+    clips = tuple(request("whisper", text(rng, 5), seed, **steps) for seed in range(3))
+    budget = dict(chunked_prefill_size=64)
+    yield make("cut-encoder", "whisper", (Burst("clips in chunks", clips),), **budget)
+    scored = replace(photos[0], logprob_start_len=30)
+    again = (Burst("first", (photos[0],)), Burst("scored", (scored,)))
+    yield make("logprob-in-encoder", "mllama", again, radix=True)
+
+
+def select(form: str) -> list[Workload]:
+    """The workloads of a form: ``full``, ``quick``, ``prefix`` (per prefix of the series),
+    or ``pages`` (FlashInfer at page sizes above 1)."""
+    found: list[Workload] = []
+    match form:
+        case "full":
+            for backend in BACKENDS:
+                found += of_model("whisper", backend)
+                found += of_model("mllama", backend)
+                found += of_model("llama", backend)
+                for page_size in (64,) if backend == "intel_xpu" else (16, 64):
+                    names = ("plain", "retraction", "chunked", "radix")
+                    found += of_model("llama", backend, page_size, names)
+                found += with_faults(backend)
+        case "quick":
+            for backend in BACKENDS:
+                found += of_model("whisper", backend, names=("plain",))
+            found += of_model("mllama", "flashinfer", names=("plain",))
+            found += of_model("llama", "flashinfer", 16, names=("chunked", "radix"))
+            found += with_faults("flashinfer")
+        case "prefix":
+            found += of_model("whisper", "flashinfer", names=("plain",))
+            found += of_model("mllama", "torch_native", names=("plain", "radix"))
+            found += of_model("whisper", "fa3", names=("retraction",))
+            found += of_model("whisper", "intel_xpu", names=("retraction",))
+            found += of_model("llama", "flashinfer", 16, names=("radix",))
+            found += with_faults("torch_native")
+        case "pages":
+            for model in ("whisper", "mllama"):
+                for page_size in (1, 16, 64):
+                    names = ("plain", "retraction")
+                    found += of_model(model, "flashinfer", page_size, names)
+        case _:
+            raise ValueError(form)
+    return found
