@@ -50,9 +50,12 @@ def differences(workload: str, stock: Path, other: Path) -> Iterator[Difference]
     """Where ``other`` differs from ``stock``, in the order in which stock did things: at
     most one per entry, what only ``other`` has last."""
     a, b = Recording(stock), Recording(other)
+    name = workload
     try:
         found = {entry.key: entry for entry in b.entries}
         for entry in a.entries:
+            if entry.event == "burst":
+                workload = f"{name}, {entry.value}"
             match = found.pop(entry.key, None)
             if match is None:
                 yield _missing(workload, entry, _short(entry.value), "nothing")
