@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pagealign.bed import Bed, Result
+from pagealign.graph_decode import GraphDecode
 from pagealign.parity.kernels import Kernels
 from pagealign.parity.recorder import Recorder
 from pagealign.parity.recording import Writer
@@ -57,17 +58,18 @@ def run(workload: Workload, models: Path, path: Path) -> dict:
     kernels = Kernels()
     with kernels.ready(workload.backend), Writer(path) as writer, _bed(workload, models) as bed:
         recorder = Recorder(bed, kernels, writer)
-        for burst in workload.bursts:
-            writer.add(bed.steps, "burst", "name", burst.name)
-            rids = [f"r{len(bed.results) + i:06}" for i in range(len(burst.requests))]
-            try:
+        try:
+            if workload.graph:
+                GraphDecode(bed)
+            for burst in workload.bursts:
+                writer.add(bed.steps, "burst", "name", burst.name)
+                rids = [f"r{len(bed.results) + i:06}" for i in range(len(burst.requests))]
                 found = bed.run(burst.requests)
-            except Exception as fault:  # whatever kills a scheduler
-                crash = f"{type(fault).__name__}: {fault}"
-                writer.add(recorder.step, "scheduler", "crash", crash)
-                break
-            recorder.finish(rids, found)
-            results += found
+                recorder.finish(rids, found)
+                results += found
+        except Exception as fault:  # whatever kills a scheduler
+            crash = f"{type(fault).__name__}: {fault}"
+            writer.add(recorder.step, "scheduler", "crash", crash)
     return {"results": [dataclasses.asdict(r) for r in results], "crash": crash}
 
 

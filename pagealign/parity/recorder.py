@@ -139,9 +139,9 @@ class Recorder:
         self.add("batch", "encoder_lens_cpu", encoder_lens, rows)
         self.add("batch", "encoder_cached", list(batch.encoder_cached or []), rows)
         self.add("batch", "seq_lens", batch.seq_lens, rows)
-        self.add("batch", "out_cache_loc", batch.out_cache_loc, self._owners["tokens"])
+        self.add("batch", "out_cache_loc", batch.out_cache_loc, self._owners.get("tokens"))
         if batch.encoder_out_cache_loc is not None:
-            owners = self._owners["encoder"]
+            owners = self._owners.get("encoder")
             self.add("batch", "encoder_out_cache_loc", batch.encoder_out_cache_loc, owners)
         self.add("batch", "req_pool_indices", batch.req_pool_indices, rows)
         lengths = [e + int(s) for e, s in zip(encoder_lens, batch.seq_lens.tolist(), strict=True)]
@@ -185,7 +185,7 @@ class Recorder:
         outer, self.layer = self.layer, layer.layer_id
         try:
             kind = "cross" if layer.is_cross_attention else "self"
-            tokens = self._owners["tokens"]
+            tokens = self._owners.get("tokens")
             self.add(kind, "q", q, tokens)
             out = real(q, k, v, layer, forward_batch, *args, **kwargs)
             self.add(kind, "out", out, tokens)
@@ -195,15 +195,15 @@ class Recorder:
 
     def _kv_write(self, real, layer, loc_info, cache_k, cache_v, *args, **kwargs):
         loc = getattr(loc_info, "loc", loc_info)
-        counts = self._owners["encoder" if layer.is_cross_attention else "tokens"]
+        counts = self._owners.get("encoder" if layer.is_cross_attention else "tokens")
         for name, value in (("loc", loc), ("k", cache_k), ("v", cache_v)):
             self.add("write", name, value, counts, layer=layer.layer_id)
         return real(layer, loc_info, cache_k, cache_v, *args, **kwargs)
 
     def _kernel(self, call: str, arguments: dict[str, Any]) -> None:
         """A kernel's arguments as they are, but for the caches and what nobody may read."""
-        owners = {"last_page_len": self._owners["rows"]}
-        if call == "flash_attn_with_kvcache":
+        owners = {"last_page_len": self._owners.get("rows")}
+        if call == "flash_attn_with_kvcache" and self.rids:  # not a graph's capture
             self._read(arguments)
         elif "kv_indices" in arguments:
             indptr, indices = arguments["kv_indptr"], arguments["kv_indices"]
@@ -238,7 +238,7 @@ class Recorder:
     def _model(self, real, *args, **kwargs):
         out = real(*args, **kwargs)
         if out is not None and getattr(out, "next_token_logits", None) is not None:
-            self.add("model", "logits", out.next_token_logits, self._owners["rows"])
+            self.add("model", "logits", out.next_token_logits, self._owners.get("rows"))
         for name in ("input_token_logprobs",):
             if (value := getattr(out, name, None)) is not None:
                 self.add("model", name, value)

@@ -140,14 +140,18 @@ def of_model(
     """The workloads of a model on a backend that have to be the same in both trees; those
     of ``names`` only, if any are given."""
     found = _bursts(model)
-    for name in names or found:
+    every = [name for name in found if name != "short"]  # a beginning of "plain"
+    if backend == "torch_native":
+        every.remove("graph")  # it has none
+    for name in names or every:
         bursts, options = found[name]
+        graph = name == "graph"
         pages = "" if page_size == 1 else f"/page {page_size}"
         options = {"max_total_tokens": 2048, **options}
         if "chunked_prefill_size" in options:
             options["chunked_prefill_size"] = max(64, page_size)
         full = f"{model}/{backend}{pages}/{name}"
-        yield Workload(full, model, backend, tuple(bursts), page_size, options=options)
+        yield Workload(full, model, backend, tuple(bursts), page_size, graph, options=options)
 
 
 def _bursts(model: str) -> dict[str, tuple[Sequence[Burst], dict]]:
@@ -155,7 +159,9 @@ def _bursts(model: str) -> dict[str, tuple[Sequence[Burst], dict]]:
     plain = _plain(model)
     long = tuple(replace(r, max_new_tokens=24) for r in plain[1].requests)
     found = {
+        "short": (plain[:2], {}),
         "plain": (plain, {}),
+        "graph": (plain, {}),
         "overlap": (plain, dict(overlap=True)),
         "retraction": ((Burst("batched", long),), _tight(model)),
         "walk": ((walk(model, WALK_STEPS),), _tight(model)),
@@ -208,7 +214,7 @@ def with_faults(backend: str) -> Iterator[Workload]:
 
 def select(form: str) -> list[Workload]:
     """The workloads of a form: ``full``, ``quick``, ``prefix`` (per prefix of the series),
-    or ``pages`` (FlashInfer at page sizes above 1)."""
+    ``pages`` (FlashInfer at page sizes above 1), or ``short``, for planted faults."""
     found: list[Workload] = []
     match form:
         case "full":
@@ -238,6 +244,9 @@ def select(form: str) -> list[Workload]:
                 for page_size in (1, 16, 64):
                     names = ("plain", "retraction")
                     found += of_model(model, "flashinfer", page_size, names)
+        case "short":
+            found += of_model("whisper", "flashinfer", names=("short",))
+            found += of_model("whisper", "fa3", names=("short",))
         case _:
             raise ValueError(form)
     return found

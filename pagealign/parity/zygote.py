@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -60,13 +61,19 @@ def main() -> None:
     gc.enable()
     running: dict[int, int] = {}
     waiting = list(enumerate(request["jobs"]))
-    while waiting or running:
-        while waiting and len(running) < request["at_once"]:
-            number, job = waiting.pop(0)
-            running[_fork(job)] = number
-        pid, status = os.wait()
-        number = running.pop(pid)
-        print(number, os.waitstatus_to_exitcode(status), flush=True)
+    # so that the block below is left by an exception
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        while waiting or running:
+            while waiting and len(running) < request["at_once"]:
+                number, job = waiting.pop(0)
+                running[_fork(job)] = number
+            pid, status = os.wait()
+            number = running.pop(pid)
+            print(number, os.waitstatus_to_exitcode(status), flush=True)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _make_models(folder: Path) -> None:
@@ -89,6 +96,7 @@ def _fork(job: dict) -> int:
         return pid
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
