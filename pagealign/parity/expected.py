@@ -43,6 +43,11 @@ ANSWERS = {
             ("fixes_logprob_start_len.diff",),
             "a logprob_start_len inside a cached encoder kills stock",
         ),
+        Expected(
+            "fa3-graph-tables",
+            ("attention_backends.diff",),
+            "under a graph stock's FA3 tables of encoder-decoder models pass the end of the row",
+        ),
     )
 }
 NO_KEYS = Expected(
@@ -53,18 +58,26 @@ NO_KEYS = Expected(
 XPU_TABLES = Expected(
     "xpu-page-tables",
     ("xpu_backend.diff",),
-    "intel_xpu calls the paged kernel, for the requests that have an encoder; every request "
-    "reads the same slots in the same order",
+    "intel_xpu calls the paged kernel, for the requests that have an encoder or, under a graph, "
+    "for all; every request reads the same slots in the same order",
 )
 ENTRIES = {e.name: e for e in (NO_KEYS, XPU_TABLES)}
 
 _KERNEL_EVENTS = ("cross", "read", "flash_attn_with_kvcache", "decode.run", "prefill.run")
-# What intel_xpu's metadata no longer has, or has for the requests with an encoder alone.
+# What intel_xpu's metadata no longer has, or has for the requests with an encoder alone; and
+# under a graph what lies behind a request's own columns.
 _XPU_METADATA = {
-    "metadata.encoder_lens_int32",
-    "metadata.encoder_cu_seqlens_k",
-    "metadata.encoder_max_seq_len_k",
-    "metadata.encoder_page_table",
+    *(
+        f"{event}.{name}"
+        for event in ("metadata", "graph")
+        for name in (
+            "encoder_lens_int32",
+            "encoder_cu_seqlens_k",
+            "encoder_max_seq_len_k",
+            "encoder_page_table",
+        )
+    ),
+    "graph.page_table",
 }
 
 
@@ -100,6 +113,13 @@ class Explainer:
             return NO_KEYS.name
         if self._xpu and (
             difference.event == "flash_attn_with_kvcache" or difference.where in _XPU_METADATA
+        ):
+            return XPU_TABLES.name
+        if (
+            self._xpu
+            and difference.event == "read"
+            and difference.stock == "nothing"
+            and self._empty[difference.step, difference.layer]
         ):
             return XPU_TABLES.name
         return None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pagealign.errors import PagealignError
 from pagealign.paths import REPO, STANDINS
@@ -30,6 +31,18 @@ class Job:
         return self.out.with_suffix(".log")
 
 
+@dataclass(frozen=True)
+class Call:
+    """Call ``module.function(**arguments)`` on ``tree``; output goes to ``log``."""
+
+    name: str
+    tree: Path
+    log: Path
+    module: str
+    function: str
+    arguments: dict[str, Any]
+
+
 def run_jobs(
     jobs: Sequence[Job],
     models: Path,
@@ -38,25 +51,28 @@ def run_jobs(
 ) -> None:
     """Make the tiny models in the folder ``models`` and run all jobs. PagealignError, with
     the end of its log, for a job that did not get through."""
-    arguments = [
-        {
-            "tree": str(job.tree),
-            "log": str(job.log),
-            # stock's intel_xpu needs page size 1, and drops the NaN of empty rows itself
-            "env": {"PAGEALIGN_KERNELS": "page1,faithful"},
-            "module": "pagealign.parity.record",
-            "function": "record",
-            "arguments": {
-                "form": job.form,
-                "models": str(models),
-                "out": str(job.out),
-                "imports": job.imports,
-            },
-        }
-        for job in jobs
-    ]
+    run_calls([_call(job, models) for job in jobs], models, at_once, progress)
+
+
+def _call(job: Job, models: Path) -> Call:
+    arguments = dict(form=job.form, models=str(models), out=str(job.out), imports=list(job.imports))
+    return Call(job.name, job.tree, job.log, "pagealign.parity.record", "record", arguments)
+
+
+def run_calls(
+    jobs: Sequence[Call],
+    models: Path,
+    at_once: int = 2,
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
+    """As ``run_jobs``, any functions."""
+    arguments = []
     for job in jobs:
-        job.out.parent.mkdir(parents=True, exist_ok=True)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        # stock's intel_xpu needs page size 1, and drops the NaN of empty rows itself
+        env = {"PAGEALIGN_KERNELS": "page1,faithful"}
+        fields = {k: v if isinstance(v, dict) else str(v) for k, v in vars(job).items()}
+        arguments.append(fields | {"env": env})
     request = {"models": str(models), "at_once": at_once, "jobs": arguments}
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(STANDINS), str(REPO)]),

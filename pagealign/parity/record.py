@@ -42,10 +42,11 @@ def recording_path(out: Path, number: int) -> Path:
 
 
 def by_itself(workload: Workload, models: Path) -> list[dict]:
-    """Each request of the workload alone: the reference."""
+    """Each request of the workload alone, from its arrival to its end: the reference."""
+    requests = [request for burst in workload.bursts for request in burst.requests]
     bed = Bed(models / workload.model, "torch_native", 1)
     try:
-        found = [bed.run_one(request) for b in workload.bursts for request in b.requests]
+        found = [bed.run_one(dataclasses.replace(r, arrive_at=0, abort_at=None)) for r in requests]
     finally:
         bed.close()
     return [dataclasses.asdict(result) for result in found]

@@ -66,6 +66,7 @@ class Recorder:
         self.rids: tuple[str, ...] = ()
         self._owners: dict[str, list[int]] = {}
         self._encoder_lens: list[int] = []
+        self._kind = "self"
         kernels.listener = self._kernel
         bed.probe = self._probe
         bed.on_batch = self._batch
@@ -183,8 +184,8 @@ class Recorder:
 
     def _attention(self, real, q, k, v, layer, forward_batch, *args, **kwargs):
         outer, self.layer = self.layer, layer.layer_id
+        kind = self._kind = "cross" if layer.is_cross_attention else "self"
         try:
-            kind = "cross" if layer.is_cross_attention else "self"
             tokens = self._owners.get("tokens")
             self.add(kind, "q", q, tokens)
             out = real(q, k, v, layer, forward_batch, *args, **kwargs)
@@ -219,14 +220,17 @@ class Recorder:
 
     def _read(self, call: dict[str, Any]) -> None:
         """The slots that each request reads, in order: what page tables mean, whatever their
-        form. A call for the requests with an encoder alone says nothing of the others."""
+        form. A request without an encoder reads none of it: it may be left out of the call,
+        or its result be dropped."""
         table, lengths = call["page_table"], call["cache_seqlens"].tolist()
         page_size = call["k_cache"].shape[1]
         requests = list(range(len(self.rids)))
         if len(table) < len(requests):
             requests = [i for i, length in enumerate(self._encoder_lens) if length]
-        counts, slots = [0] * len(self.rids), []
+        counts, slots = [0] * len(self.rids), [table.new_zeros(0, dtype=torch.int64)]
         for row, i in enumerate(requests):
+            if self._kind == "cross" and not self._encoder_lens[i]:
+                continue
             position = torch.arange(lengths[row])
             pages = table[row, position // page_size].to(torch.int64)
             slots.append(pages * page_size + position % page_size)

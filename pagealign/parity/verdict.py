@@ -89,6 +89,7 @@ def _proof(workload: Workload, answer: dict, first: Difference | None) -> str | 
         return answer["crash"]
     results, alone = ([Result(**r) for r in answer[key]] for key in ("results", "alone"))
     for i, (got, reference) in enumerate(itertools.zip_longest(results, alone)):
-        if got is None or not same(got, reference):
+        aborted = got is not None and got.finish["type"] == "abort"
+        if got is None or not same(got, reference, beginning=aborted):
             return f"{workload.name}: request r{i:06} is not answered as it is alone"
     return None

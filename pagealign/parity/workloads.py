@@ -151,7 +151,10 @@ def of_model(
         if "chunked_prefill_size" in options:
             options["chunked_prefill_size"] = max(64, page_size)
         full = f"{model}/{backend}{pages}/{name}"
-        yield Workload(full, model, backend, tuple(bursts), page_size, graph, options=options)
+        fault = None
+        if graph and backend == "fa3" and model != "llama":
+            fault = "fa3-graph-tables"
+        yield Workload(full, model, backend, tuple(bursts), page_size, graph, fault, options)
 
 
 def _bursts(model: str) -> dict[str, tuple[Sequence[Burst], dict]]:

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Recorded FlashInfer plans on a real GPU: bits against stock, error against float64, times.
+#
+#   scripts/gpu_check.sh prepare [DIR]   here: record the plans, fetch FlashInfer's wheels
+#   scripts/gpu_check.sh run [DIR]       there: NVIDIA GPU, PyTorch and nvcc; no network
+#
+# DIR (build/gpu) is carried along with the repository. `run` writes DIR/out/gpu_check.json and
+# prints a table last. Exit: 0 all right, 1 a check is wrong, 2 something is missing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    echo "gpu_check: $1" >&2
+    exit 2
+}
+
+verb=${1:-}
+dir=${2:-build/gpu}
+case $verb in
+prepare)
+    mkdir -p "$dir/wheels"
+    .venv/bin/python -P -m pagealign.parity.gpu_prepare "$dir"
+    # Compiled there for its GPU and its PyTorch: sources only, and what they import.
+    version=$(sed -n 's/^flashinfer-python==//p' constraints.txt)
+    ffi=$(sed -n 's/^apache-tvm-ffi==//p' constraints.txt)
+    .venv/bin/python -m pip download --quiet --no-deps --dest "$dir/wheels" \
+        "flashinfer-python==$version" "apache-tvm-ffi==$ffi"
+    du -sh "$dir"
+    ;;
+run)
+    python=${PYTHON:-python3}
+    command -v nvcc >/dev/null || fail "no nvcc on PATH: add CUDA's bin folder"
+    "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
+        fail "no PyTorch that sees a GPU in $python: set PYTHON"
+    for file in stock.zip aligned.zip; do
+        [[ -f $dir/$file ]] || fail "no $dir/$file: run scripts/gpu_check.sh prepare first"
+    done
+    mkdir -p "$dir/out"
+    "$python" -m pip install --quiet --no-index --no-deps --target "$dir/site" "$dir"/wheels/*.whl
+    # Kernels are compiled on first use, in as many processes as there are cores.
+    export FLASHINFER_WORKSPACE_BASE=$PWD/$dir MAX_JOBS=${MAX_JOBS:-$(nproc)}
+    PYTHONPATH=$PWD/$dir/site:$PWD exec timeout 470 "$python" -m pagealign.parity.gpu_check \
+        "$dir/stock.zip" "$dir/aligned.zip" --out "$dir/out/gpu_check.json"
+    ;;
+*)
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+    ;;
+esac
