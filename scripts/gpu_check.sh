@@ -15,7 +15,7 @@ fail() {
 }
 
 verb=${1:-}
-dir=${2:-build/gpu}
+dir=$(realpath -m "${2:-build/gpu}")
 case $verb in
 prepare)
     mkdir -p "$dir/wheels"
@@ -38,8 +38,8 @@ run)
     mkdir -p "$dir/out"
     "$python" -m pip install --quiet --no-index --no-deps --target "$dir/site" "$dir"/wheels/*.whl
     # Kernels are compiled on first use, in as many processes as there are cores.
-    export FLASHINFER_WORKSPACE_BASE=$PWD/$dir MAX_JOBS=${MAX_JOBS:-$(nproc)}
-    PYTHONPATH=$PWD/$dir/site:$PWD exec timeout 470 "$python" -m pagealign.parity.gpu_check \
+    export FLASHINFER_WORKSPACE_BASE=$dir MAX_JOBS=${MAX_JOBS:-$(nproc)}
+    PYTHONPATH=$dir/site:$PWD exec timeout 470 "$python" -m pagealign.parity.gpu_check \
         "$dir/stock.zip" "$dir/aligned.zip" --out "$dir/out/gpu_check.json"
     ;;
 *)
