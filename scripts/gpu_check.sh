@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Recorded FlashInfer plans on a real GPU: bits against stock, error against float64, times.
 #
-#   scripts/gpu_check.sh prepare [DIR]   here: record the plans, fetch FlashInfer's wheels
+#   scripts/gpu_check.sh prepare [DIR]   here: record the plans, fetch FlashInfer's wheels,
+#                                        for the Python there (GPU_PYTHON=3.12)
 #   scripts/gpu_check.sh run [DIR]       there: NVIDIA GPU, PyTorch and nvcc; no network
 #
 # DIR (build/gpu) is carried along with the repository. `run` writes DIR/out/gpu_check.json and
@@ -20,11 +21,14 @@ case $verb in
 prepare)
     mkdir -p "$dir/wheels"
     .venv/bin/python -P -m pagealign.parity.gpu_prepare "$dir"
-    # Compiled there for its GPU and its PyTorch: sources only, and what they import.
-    version=$(sed -n 's/^flashinfer-python==//p' constraints.txt)
-    ffi=$(sed -n 's/^apache-tvm-ffi==//p' constraints.txt)
-    .venv/bin/python -m pip download --quiet --no-deps --dest "$dir/wheels" \
-        "flashinfer-python==$version" "apache-tvm-ffi==$ffi"
+    # Kernels are compiled there, for its GPU and its PyTorch; here only what imports them.
+    packages=()
+    for name in flashinfer-python apache-tvm-ffi certifi charset-normalizer idna ninja \
+        nvidia-ml-py packaging requests tqdm urllib3; do
+        packages+=("$(grep "^$name==" constraints.txt)") || fail "constraints.txt pins no $name"
+    done
+    .venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: \
+        --python-version "${GPU_PYTHON:-3.12}" --dest "$dir/wheels" "${packages[@]}"
     du -sh "$dir"
     ;;
 run)
@@ -43,7 +47,7 @@ run)
         "$dir/stock.zip" "$dir/aligned.zip" --out "$dir/out/gpu_check.json"
     ;;
 *)
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
     ;;
 esac
