@@ -89,11 +89,11 @@ class Explainer:
         self._xpu = workload.backend == "intel_xpu" and workload.model != "llama"
         self._whisper = workload.model == "whisper"
         zeros = defaultdict(bool)
-        encoders: dict[int, bool] = {}
+        encoders: dict[int, bool] = {}  # none yet while graphs are captured
         for entry in stock.entries:
             if (entry.event, entry.name) == ("batch", "encoder_lens_cpu"):
                 encoders[entry.step] = any(entry.value)
-            if (entry.event, entry.name) == ("cross", "out") and not encoders[entry.step]:
+            if (entry.event, entry.name) == ("cross", "out") and not encoders.get(entry.step, True):
                 values = stock.tensor(entry.value)
                 zeros[entry.step, entry.layer] = not values.any().item()
         self._empty = zeros

@@ -77,8 +77,12 @@ def main() -> None:
 
 
 def _make_models(folder: Path) -> None:
+    from transformers.utils import logging
+
     from pagealign import tiny_models
     from pagealign.parity.workloads import WHISPER_LEN
+
+    logging.disable_progress_bar()
 
     for name, make in (
         ("whisper", lambda path: tiny_models.tiny_whisper(path, WHISPER_LEN)),
