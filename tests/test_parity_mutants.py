@@ -93,7 +93,7 @@ MUTANTS = [
         "managers/scheduler_components/output_streamer.py",
         "        self.prompt_tokens.append(req.prompt_len)",
         "        self.prompt_tokens.append(req.prompt_len + 1)",
-        "request r000000, step 12, result.prompt_tokens: stock 44, other 45",
+        "request r000000, step 13, result.prompt_tokens: stock 44, other 45",
     ),
     Mutant(
         "a column of FA3's page table",
