@@ -5,7 +5,7 @@
 #                                        for the Python there (GPU_PYTHON=3.12)
 #   scripts/gpu_check.sh run [DIR]       there: NVIDIA GPU, PyTorch and nvcc; no network
 #
-# DIR (build/gpu) is carried along with the repository. `run` writes DIR/out/gpu_check.json and
+# DIR (build/gpu, 30 MB) is carried along with the repository. `run` writes DIR/out/gpu_check.json and
 # prints a table last. Exit: 0 all right, 1 a check is wrong, 2 something is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,6 +29,14 @@ prepare)
     done
     .venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: \
         --python-version "${GPU_PYTHON:-3.12}" --dest "$dir/wheels" "${packages[@]}"
+    # As one archive the wheels are a third of their size.
+    mkdir -p "$dir/site"
+    for wheel in "$dir"/wheels/*.whl; do
+        .venv/bin/python -m zipfile -e "$wheel" "$dir/site"
+    done
+    tool=$PWD/.venv/bin/python
+    (cd "$dir" && "$tool" -m tarfile -c site.tar.xz site)
+    rm -r "$dir/site" "$dir/wheels"
     du -sh "$dir"
     ;;
 run)
@@ -36,11 +44,16 @@ run)
     command -v nvcc >/dev/null || fail "no nvcc on PATH: add CUDA's bin folder"
     "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
         fail "no PyTorch that sees a GPU in $python: set PYTHON"
-    for file in stock.zip aligned.zip; do
+    for file in stock.zip aligned.zip site.tar.xz; do
         [[ -f $dir/$file ]] || fail "no $dir/$file: run scripts/gpu_check.sh prepare first"
     done
     mkdir -p "$dir/out"
-    "$python" -m pip install --quiet --no-index --no-deps --target "$dir/site" "$dir"/wheels/*.whl
+    "$python" -m tarfile -e "$dir/site.tar.xz" "$dir"
+    if ! command -v ninja >/dev/null; then
+        tools=("$dir"/site/ninja-*.data/scripts)
+        chmod +x "${tools[0]}"/*
+        PATH=${tools[0]}:$PATH
+    fi
     # Kernels are compiled on first use, in as many processes as there are cores.
     export FLASHINFER_WORKSPACE_BASE=$dir MAX_JOBS=${MAX_JOBS:-$(nproc)}
     PYTHONPATH=$dir/site:$PWD exec timeout 470 "$python" -m pagealign.parity.gpu_check \

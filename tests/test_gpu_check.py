@@ -138,16 +138,15 @@ def test_the_script_says_what_is_missing(arguments, path, said):
 
 
 def test_the_script_runs_the_check(tmp_path):
-    """With stand-ins for nvcc, pip and a PyTorch that sees a GPU: what it would call."""
+    """With stand-ins for nvcc, ninja and a PyTorch that sees a GPU: what it would call."""
     tools = tmp_path / "tools"
     tools.mkdir()
     log = tmp_path / "log"
-    for name in ("nvcc", "python"):
+    for name in ("nvcc", "python", "ninja"):
         (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{log}\n')
         (tools / name).chmod(0o755)
     folder = tmp_path / "gpu"
-    (folder / "wheels").mkdir(parents=True)
-    (folder / "wheels" / "a.whl").touch()
+    folder.mkdir()
     command = [REPO / "scripts" / "gpu_check.sh", "run", str(folder)]
     env = os.environ | {"PATH": f"{tools}:/usr/bin:/bin", "PYTHON": str(tools / "python")}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -155,14 +154,11 @@ def test_the_script_runs_the_check(tmp_path):
         2,
         f"gpu_check: no {folder}/stock.zip: run scripts/gpu_check.sh prepare first\n",
     )
-    for name in ("stock", "aligned"):
-        (folder / f"{name}.zip").touch()
+    for name in ("stock.zip", "aligned.zip", "site.tar.xz"):
+        (folder / name).touch()
     subprocess.run(command, env=env, check=True)
-    *_, install, check = log.read_text().splitlines()
-    assert install == (
-        f"python -m pip install --quiet --no-index --no-deps --target {folder}/site "
-        f"{folder}/wheels/a.whl"
-    )
+    *_, unpack, check = log.read_text().splitlines()
+    assert unpack == f"python -m tarfile -e {folder}/site.tar.xz {folder}"
     assert check == (
         f"python -m pagealign.parity.gpu_check {folder}/stock.zip {folder}/aligned.zip "
         f"--out {folder}/out/gpu_check.json"
