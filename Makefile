@@ -1,6 +1,6 @@
 # `make` lists the targets. Each one that needs the environment makes it if it is missing.
 .DEFAULT_GOAL := help
-.PHONY: help env demo soak compare eval port bench-kernels test test-slow lint format constraints clean
+.PHONY: help env demo soak compare eval port parity bench-kernels test test-slow lint format constraints clean
 
 BIN := .venv/bin
 SHELL_SCRIPTS = $(wildcard scripts/*.sh) .ci/run
@@ -25,6 +25,9 @@ eval: env  ## WER of the patched server, 1 and 4 at once (ARGS="--base-url URL" 
 
 port: env  ## try the series on another release (ARGS="0.5.22")
 	@$(BIN)/pagealign port $(ARGS)
+
+parity: env  ## at page size 1 the series changes nothing: value by value (ARGS="--quick")
+	@$(BIN)/pagealign parity $(ARGS)
 
 bench-kernels:  ## attention kernels timed, in an environment of its own (ARGS="--quick")
 	@scripts/setup_bench_env.sh

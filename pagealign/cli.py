@@ -233,6 +233,26 @@ def port(
 
 
 @app.command()
+def parity(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer workloads, no prefixes.")] = False,
+    sglang: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Your own SGLang, in place of the aligned tree."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 2,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the result goes.")] = Path(
+        "reports/parity"
+    ),
+) -> None:
+    """Show that at page size 1 the series changes nothing; exit 1 where it does."""
+    with errors_as_lines():
+        from pagealign.parity import run as module
+
+        code = module.run(quick=quick, out=out, tree=sglang, at_once=jobs)
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -130,6 +130,8 @@ class ServerSpec:
             # a busy CPU takes its time over a step: 20 seconds are for a GPU
             env |= {"SGLANG_HEALTH_CHECK_TIMEOUT": "300"}
             env |= {"PAGEALIGN_POISON": str(int(self.poison))}
+            if self.backend == "flashinfer":  # its index kernel in Triton's interpreter
+                env |= {"PAGEALIGN_FLASHINFER": "1", "TRITON_INTERPRET": "1"}
         # each one set, so that nothing in our own environment decides
         env |= {name: str(int(name in self.pool_checks.variables)) for name in POOL_CHECKS}
         env["PYTHONPATH"] = os.pathsep.join(path)

@@ -1,6 +1,6 @@
-"""Tiny random Whisper, Mllama and MossVL folders, small enough to prefill in milliseconds.
+"""Tiny random Whisper, Mllama, MossVL and Llama folders, small enough to prefill in milliseconds.
 
-Whisper and Mllama are built from transformers' own configurations, so that transformers
+All but MossVL are built from transformers' own configurations, so that transformers
 with the same weights is the reference; transformers has no MossVL. Deviations from the
 defaults have a reason each: a wide initialisation, so that other audio gives other
 tokens; the gates of Mllama and MossVL at 0.8, since at their default of 0
@@ -176,6 +176,28 @@ def tiny_mllama_processor(folder: Path) -> Path:
         size={"height": MLLAMA_IMAGE, "width": MLLAMA_IMAGE}, max_image_tiles=MLLAMA_TILES
     )
     MllamaProcessor(images, fast, chat_template=_MLLAMA_CHAT).save_pretrained(folder)
+    return folder
+
+
+def tiny_llama(folder: Path, *, seed: int = 0) -> Path:
+    """A decoder-only Llama of 2 layers, GQA 2:1, head size 64."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=128,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
     return folder
 
 

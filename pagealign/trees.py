@@ -94,6 +94,21 @@ def build_tree(name: TreeName, patches: Path = PATCHES) -> Path:
     return tree
 
 
+def copy_tree(name: TreeName, folder: Path, patches: Path = PATCHES) -> Path:
+    """A copy of a tree to try changes on: ``folder``, which must not exist, for ``PYTHONPATH``.
+
+    The files that the series touches are copies of their own and writable; the others, and
+    the bytecode that is there, are hard links and must not be written to.
+    """
+    source = build_tree(name, patches)
+    pinned = load_pin(patches / "alternatives" if name == "varlen" else patches)
+    shutil.copytree(source, folder, copy_function=_link)
+    for file in pinned.files:
+        if (folder / file.inside).is_file():
+            _unlink_copy(folder / file.inside)
+    return folder
+
+
 def list_trees() -> list[Path]:
     """The trees in the cache, whatever wheel and series they were built from."""
     return sorted(path for path in _trees().iterdir() if not path.name.startswith("."))

@@ -33,6 +33,7 @@ from pagealign.trees import (
     APPLY,
     TREE_NAMES,
     build_tree,
+    copy_tree,
     list_trees,
     prune_trees,
     tree_of,
@@ -249,6 +250,20 @@ def test_an_edited_tree_is_noticed(given, name):
     file.write_text("edited\n")
     with pytest.raises(PagealignError, match=f"many.py.*delete {tree}"):
         build_tree(name, given.patches)
+
+
+def test_a_copy_to_change(given, tmp_path):
+    """What the series touches is the copy's own; the rest, and bytecode, is shared."""
+    aligned = build_tree("aligned", given.patches)
+    (aligned / "sglang" / "__pycache__").mkdir()
+    (aligned / "sglang" / "__pycache__" / "version.pyc").touch()
+    copy = copy_tree("aligned", tmp_path / "copy", given.patches)
+    assert snapshot(copy).keys() == snapshot(aligned).keys()
+    touched = Path("sglang/srt/many.py")
+    (copy / touched).write_text("changed")
+    assert "changed" not in (aligned / touched).read_text()
+    other = Path("sglang/srt/other.py")
+    assert (copy / other).samefile(aligned / other)
 
 
 def test_a_series_that_fails_leaves_no_tree(given, cache):

@@ -66,6 +66,18 @@ def test_environment_on_a_cpu() -> None:
     assert env["PAGEALIGN_KERNELS"] == "page1" and env["PAGEALIGN_POISON"] == "1"
 
 
+def test_flashinfer_on_a_cpu_has_a_stand_in() -> None:
+    wanted = {"PAGEALIGN_FLASHINFER": "1", "TRITON_INTERPRET": "1"}
+    for device, backend, there in (
+        ("cpu", "flashinfer", True),
+        ("cpu", "torch_native", False),
+        ("cuda", "flashinfer", False),
+    ):
+        env = ServerSpec(Path("/t"), Path("/m"), device=device, backend=backend).environment()
+        assert (wanted.items() <= env.items()) is there
+        assert there or not wanted.keys() & env.keys()
+
+
 def test_environment_on_an_xpu_has_no_stand_in() -> None:
     env = ServerSpec(Path("/t"), Path("/m"), device="xpu").environment()
     assert env["PYTHONPATH"] == "/t"

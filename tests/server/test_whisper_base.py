@@ -66,3 +66,15 @@ def test_page_size_1_is_the_stock_answer(tmp_path: Path) -> None:
         assert (aligned.tokens, aligned.logprobs) == (stock.tokens, stock.logprobs)
         for count in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             assert aligned.meta[count] == stock.meta[count]
+
+
+@pytest.mark.slow
+def test_flashinfer_on_a_cpu(tmp_path: Path) -> None:
+    """The real FlashInfer backend on the stand-in for its wrappers: transformers' tokens, at
+    page size 1 on both trees and at 64 on the aligned one."""
+    clip = min(clips(), key=lambda clip: clip.seconds)
+    [want] = references(whisper_base(), [clip.path])
+    for tree, page_size in (("stock", 1), ("aligned", 1), ("aligned", 64)):
+        server = Server(spec(tree, "flashinfer", page_size), tmp_path / f"{tree}-{page_size}.log")
+        with server, explained(server), Client(server.url) as client:
+            assert client.transcribe_tokens(clip.path).tokens == want.tokens
