@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.text import Text
 from pagealign import __version__
 from pagealign.errors import PagealignError
 from pagealign.evals import commands as evals
+from pagealign.evals.commands import Tree
 
 app = typer.Typer(
     name="pagealign",
@@ -28,14 +28,6 @@ app.add_typer(evals.app, name="eval")
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
-
-
-class Tree(enum.StrEnum):
-    """The trees that a server can run on."""
-
-    aligned = "aligned"
-    stock = "stock"
-    varlen = "varlen"
 
 
 @contextmanager

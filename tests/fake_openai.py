@@ -16,23 +16,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class FakeOpenAI:
     """``answer(asked)`` gives the text, where ``asked`` is the question's text or the file's
-    name; an int is an HTTP error. Use it in a ``with``."""
+    name; an int is an HTTP error, a pair a content type and a body to send as they are. Use
+    it in a ``with``."""
 
     def __init__(
         self,
-        answer: Callable[[str], str | int],
+        answer: Callable[[str], str | int | tuple[str, str]],
         models: tuple[str, ...] = ("fake",),
         version: str | None = None,
         hold_after: int | None = None,
         hold: int = 1,
     ) -> None:
-        self.answer, self.models, self.version, self.hold_after = (
-            answer,
-            models,
-            version,
-            hold_after,
-        )
+        self.answer, self.version, self.hold_after = answer, version, hold_after
         self.hold = hold
+        self.body: object = {"data": [{"id": name} for name in models]}  # of /v1/models
         self.asked: list[str] = []
         self.forms: list[dict[str, str]] = []
         self.most_at_once = self.at_once = 0
@@ -47,7 +44,7 @@ class FakeOpenAI:
 
             def do_GET(self) -> None:
                 if self.path == "/v1/models":
-                    self.reply({"data": [{"id": name} for name in fake.models]})
+                    self.reply(fake.body)
                 elif self.path == "/server_info" and fake.version:
                     self.reply({"version": fake.version})
                 else:
@@ -57,9 +54,11 @@ class FakeOpenAI:
                 fake.serve(self)
 
             def reply(self, body: object, code: int = 200) -> None:
-                data = json.dumps(body).encode()
+                self.send(code, "application/json", json.dumps(body).encode())
+
+            def send(self, code: int, kind: str, data: bytes) -> None:
                 self.send_response(code)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -101,6 +100,8 @@ class FakeOpenAI:
             self.at_once -= 1
         if isinstance(answer, int):
             handler.reply({"error": {"message": f"refused: {asked[:40]}"}}, answer)
+        elif isinstance(answer, tuple):
+            handler.send(200, answer[0], answer[1].encode())
         elif handler.path == "/v1/chat/completions":
             usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
             choice = {"index": 0, "message": {"role": "assistant", "content": answer}}

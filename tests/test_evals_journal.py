@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pagealign.errors import PagealignError
-from pagealign.evals.journal import Journal
+from pagealign.evals.journal import Journal, check
 
 RUN = {"eval": "x", "prompt": "p", "pair": (1, 2)}
 
@@ -81,6 +81,60 @@ def test_refusals_leave_the_file_alone(path, run, resume, line, message):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("known", "resume", "line", "message"),
+    [
+        ({"eval": "x"}, False, b"", "--resume goes on with it"),
+        ({"eval": "x", "prompt": "q"}, True, b"", "prompt: 'p' there, 'q' now"),
+        ({"more": 1}, True, b"", "more: None there, 1 now"),
+        ({"eval": "x"}, True, b"no json\n", r"answers.jsonl:4 can't be read"),
+        ({"eval": "x"}, True, b'{"key": 5}\n', r"answers.jsonl:4 can't be read"),
+    ],
+)
+def test_check_refuses_what_a_journal_would(path, known, resume, line, message):
+    path.write_bytes(path.read_bytes() + line)
+    before = path.read_bytes()
+    with pytest.raises(PagealignError, match=message):
+        check(path, known, resume=resume)
+    assert path.read_bytes() == before
+
+
+def test_check_lets_pass_what_a_journal_would(path, tmp_path):
+    check(path, {"eval": "x", "pair": (1, 2)}, resume=True)
+    check(tmp_path / "none" / "answers.jsonl", RUN, resume=False)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "torn.jsonl").write_bytes(b'{"run": {"ev')
+    check(tmp_path / "torn.jsonl", RUN, resume=False)
+
+
+@pytest.mark.parametrize("first", [b"[]\n", b'{"run": []}\n', b"3\n"])
+def test_a_first_line_of_something_else(tmp_path, first):
+    file = tmp_path / "answers.jsonl"
+    file.write_bytes(first)
+    for refuse in (Journal, check):
+        with pytest.raises(PagealignError, match="its first line doesn't say of which"):
+            refuse(file, RUN, resume=True)
+
+
+def test_what_cannot_be_opened_or_written(tmp_path, path):
+    (tmp_path / "a.jsonl").mkdir()
+    (tmp_path / "file").touch()
+    for refuse in (Journal, check):
+        with pytest.raises(PagealignError, match="can't be used .Is a directory.: use another"):
+            refuse(tmp_path / "a.jsonl", RUN, resume=True)
+        with pytest.raises(PagealignError, match="can't be used .* use another --out"):
+            refuse(tmp_path / "file" / "a.jsonl", RUN, resume=True)
+    with (
+        Journal(path, RUN, resume=True) as journal,
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(PagealignError, match="can't be used .No space left"),
+    ):
+        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+        journal.append({"key": "1/c", "text": "c"})
+
+
 def test_one_run_at_a_time(path):
     with Journal(path, RUN, resume=True), pytest.raises(PagealignError, match="in use"):
         Journal(path, RUN, resume=True)
+    with Journal(path, RUN, resume=True), pytest.raises(PagealignError, match="in use"):
+        check(path, RUN, resume=True)

@@ -83,8 +83,10 @@ def test_a_corpus_is_not_the_mean_of_its_clips():
         ("", ["x"], 0.0),
         ("", [""], 1.0),
         ("x", [], 0.0),
-        # white space inside counts
-        ("a b", ["a  b"], 3 / 4),
+        # how much white space is between words doesn't matter, that there is some does
+        ("a b", ["a  b"], 1.0),
+        ("12\n May\t1998", ["12  may 1998 "], 1.0),
+        ("ab cd", ["abcd"], 4 / 5),
     ],
 )
 def test_anls(answer, references, want):

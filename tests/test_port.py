@@ -314,6 +314,63 @@ def test_bad_input(pinned, tmp_path, version, message):
     assert message in " ".join(said.split())
 
 
+def damaged(wheel: Path, name: str) -> None:
+    """Changes bytes of a member that was packed, so that its stream is broken."""
+    with zipfile.ZipFile(wheel) as archive:
+        content = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in content.items():
+            archive.writestr(member, data)
+    with zipfile.ZipFile(wheel) as archive:
+        info = archive.getinfo(name)
+    data = bytearray(wheel.read_bytes())
+    start = info.header_offset + 30 + len(name)
+    data[start : start + info.compress_size] = b"\xff" * info.compress_size
+    wheel.write_bytes(data)
+
+
+def test_a_damaged_wheel(pinned, tmp_path):
+    """Of a file that the series touches, and of one that only a repository would hold."""
+    wheel = other_wheel(tmp_path, {})
+    damaged(wheel, "sglang/srt/many.py")
+    with pytest.raises(PagealignError, match="can't be read as a wheel"):
+        try_series(load_diffs(pinned.patches), pinned.wheel, wheel, (RELEASE, OTHER))
+    untouched = next(iter(UNTOUCHED))
+    for name in ("srt/many.py", untouched):
+        damaged(other_wheel(tmp_path, {}), f"sglang/{name}")
+        code, said = port(wheel, "--patches", pinned.patches, "--repo", tmp_path / "repo")
+        assert code == 2 and "can't be read as a wheel" in said
+        assert not (tmp_path / "repo").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "folder", "message"),
+    [
+        ("--repo", "FILE", "--repo FILE: FILE is a file: name a new folder"),
+        ("--repo", "FILE/inner/repo", "FILE is a file: name a new folder"),
+        ("--repo", "FULL", "FULL is not empty: name a new folder"),
+        ("--write-pin", "FILE", "--write-pin FILE: FILE is a file: name a new folder"),
+        ("--write-pin", "FILE/inner", "FILE is a file: name a new folder"),
+        ("--write-pin", "FULL", "FULL is not empty and holds no series: name a new folder"),
+    ],
+)
+def test_folders_are_looked_at_before_the_trial(
+    pinned, tmp_path, monkeypatch, option, folder, message
+):
+    (tmp_path / "FILE").touch()
+    (tmp_path / "FULL").mkdir()
+    (tmp_path / "FULL/thesis.tex").touch()
+    wheel = other_wheel(tmp_path, {})
+
+    def tried(*_):
+        raise AssertionError("the series is tried")
+
+    monkeypatch.setattr("pagealign.port.run.try_series", tried)
+    code, said = port(wheel, "--patches", pinned.patches, option, tmp_path / folder)
+    assert code == 2
+    assert message in " ".join(said.split()).replace(f"{tmp_path}/", "")
+
+
 # --- the package index --------------------------------------------------------------------
 
 

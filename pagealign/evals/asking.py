@@ -47,6 +47,10 @@ def ask_all(
     """
     from openai import OpenAIError
 
+    # the last four: what code says of an answer that has another shape than it was made for
+    failures = (
+        OpenAIError, httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, LookupError
+    )  # fmt: skip
     failed_in_a_row = 0
     lock, stop = threading.Lock(), threading.Event()
 
@@ -60,7 +64,7 @@ def ask_all(
         started, begun = time.time(), time.monotonic()
         try:
             record |= ask(item)
-        except (OpenAIError, httpx.HTTPError, OSError, ValueError) as error:
+        except failures as error:
             record["error"] = _line(error)
         if stop.is_set() and "error" in record:
             return  # its connection was cut by us

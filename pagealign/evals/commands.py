@@ -15,7 +15,7 @@ app = typer.Typer(
 
 
 class Tree(enum.StrEnum):
-    """The trees that --server can start."""
+    """The trees that a server can run on, here and in ``pagealign transcribe``."""
 
     aligned = "aligned"
     stock = "stock"
@@ -52,7 +52,8 @@ def whisper(
     weights: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="A Whisper folder, for --server and --peer; Whisper-base if none."
+            metavar="PATH",
+            help="A Whisper folder, for --server and --peer; with --server Whisper-base if none.",
         ),
     ] = None,
     data: Annotated[

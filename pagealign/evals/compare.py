@@ -21,13 +21,14 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """One run of each evaluation: the second's score less the first's, and the items whose
-    texts differ, each with both texts."""
+    """One run of each evaluation: the second's score less the first's, the items whose texts
+    differ, each with both texts, and those that only one of the two answered."""
 
     first: str
     second: str
     difference: Difference
     differing: tuple[tuple[str, str, str], ...]
+    apart: tuple[str, ...]
 
 
 def run(first: Path, second: Path) -> int:
@@ -41,7 +42,14 @@ def run(first: Path, second: Path) -> int:
     if not all(pair.difference.items for pair in pairs):
         raise PagealignError(f"{first} and {second} have no answered item in common")
     name = SCORES[one["eval"]][0]
+    outcome.name_some(console, "settings that differ", _differing_settings(one, two))
     console.print(report.table(pairs, _columns(name)))
+    only = [
+        f"{pair.second}: {len(pair.apart)}, {', '.join(pair.apart[:3])}"
+        for pair in pairs
+        if pair.apart
+    ]
+    outcome.name_some(console, "runs with items that only one of the two answered", only)
     for pair in pairs:
         lines = [f"{item}: {a!r} / {b!r}" for item, a, b in pair.differing]
         outcome.name_some(console, f"differ, {pair.second}", lines)
@@ -52,12 +60,26 @@ def _load(folder: Path) -> dict[str, Any]:
     path = folder / "results.json" if folder.is_dir() else folder
     try:
         found = json.loads(path.read_text("utf-8"))
-        assert found["eval"] in SCORES and found["runs"]
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        if not found["runs"]:
+            raise ValueError
+        for each in found["runs"]:  # whatever is read later is read of each here
+            _pair(found, each, found, each)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         raise PagealignError(
             f"{path} isn't the results.json of an evaluation: name the folder given as --out"
         ) from None
     return found
+
+
+def _differing_settings(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+    """All but the answers: the data, the model, what was asked for. A name that only one
+    has differs too."""
+    names = [name for name in {**one, **two} if name not in ("runs", "skipped", "eval")]
+    return [
+        f"{name}: {one.get(name)!r} / {two.get(name)!r}"
+        for name in names
+        if one.get(name) != two.get(name)
+    ]
 
 
 def _pair(one: dict, first: dict, two: dict, second: dict) -> Pair:
@@ -72,7 +94,8 @@ def _pair(one: dict, first: dict, two: dict, second: dict) -> Pair:
         [a["text"] == b["text"] for _, a, b in both],
     )
     differing = tuple((n, a["text"], b["text"]) for n, a, b in both if a["text"] != b["text"])
-    return Pair(_label(one, first), _label(two, second), difference, differing)
+    apart = tuple(name for name in {**ours, **theirs} if (name in ours) != (name in theirs))
+    return Pair(_label(one, first), _label(two, second), difference, differing, apart)
 
 
 def _label(evaluation: dict, run: dict) -> str:
@@ -87,7 +110,5 @@ def _columns(name: str) -> tuple[report.Column, ...]:
         report.Column("second", lambda p: p.second),
         report.Column(f"{name}, difference", lambda p: f"{p.difference.value:+.4f}", right=True),
         report.Column("SE", lambda p: outcome.number(p.difference.error, ".4f"), right=True),
-        report.Column(
-            "identical", lambda p: f"{p.difference.identical} of {p.difference.items}", right=True
-        ),
+        report.Column("identical", lambda p: outcome.identical(p.difference), right=True),
     )

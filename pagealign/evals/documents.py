@@ -59,11 +59,7 @@ def load(
     path = Path(data)
     if path.is_dir():
         path = _annotations(path)
-    files = (".json", ".jsonl", ".parquet")
-    missing = path.suffix in files or path.is_absolute() or data.startswith((".", "~"))
-    if missing and not path.is_file():
-        raise PagealignError(f"--data {data} doesn't exist: give a folder, a file or a name")
-    if path.suffix in (".json", ".jsonl"):
+    if path.suffix in (".json", ".jsonl") and path.is_file():
         found, base = _read(path), path.parent
     else:
         # a data set's name, unless the path is a file's
@@ -102,7 +98,7 @@ def _annotations(folder: Path) -> Path:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         if path.suffix == ".jsonl":
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
@@ -110,7 +106,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
             found = found["data"] if isinstance(found, dict) else found
         if not all(isinstance(row, dict) for row in found):
             raise TypeError("a question isn't an object")
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise PagealignError(
             f"{path} isn't DocVQA's {{\"data\": [...]}} nor JSON lines: {error!r}"
         ) from error
@@ -122,24 +118,27 @@ def _question(
 ) -> Question | None:
     for name in (QUESTION, IMAGE, ANSWERS):
         tables.column(row, (name,), data, "a field of that name")
-    name = str(row.get(ID, number))
+    name = tables.name_of(row, ID, number)
     answers = row[ANSWERS]
-    answers = [answers] if isinstance(answers, str) else list(answers or [])
-    if not answers or not all(isinstance(answer, str) for answer in answers):
+    answers = [answers] if isinstance(answers, str) else answers
+    texts = isinstance(answers, list | tuple) and all(isinstance(text, str) for text in answers)
+    if not (texts and answers):
         skipped.append(Skipped(name, "no answers"))
+        return None
+    if not isinstance(row[QUESTION], str):
+        skipped.append(Skipped(name, "no question"))
         return None
     cell = row[IMAGE]
     try:
         content = tables.media_bytes(cell, base)
         _sendable(content)
+        name = tables.name_of(row, ID, number, row[QUESTION], content)
     except (OSError, ValueError) as error:
         skipped.append(Skipped(name, _image_error(cell, error)))
         return None
     # files are read again when they are asked about: a data set's images needn't fit in memory
     path = base / cell if isinstance(cell, str) else None
-    return Question(
-        name, str(row[QUESTION]), tuple(answers), path, content if path is None else None
-    )
+    return Question(name, row[QUESTION], tuple(answers), path, content if path is None else None)
 
 
 def _sendable(content: bytes) -> tuple[str, bytes]:

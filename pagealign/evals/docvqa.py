@@ -17,12 +17,21 @@ from rich.console import Console
 from pagealign import report
 from pagealign.errors import PagealignError
 from pagealign.evals import outcome, plots
+from pagealign.evals.answers import chat, count
 from pagealign.evals.asking import ask_all
 from pagealign.evals.documents import Question, load
-from pagealign.evals.journal import Journal, Record
+from pagealign.evals.journal import Journal, Record, check
 from pagealign.evals.scores import Difference, anls, bootstrap, paired, ratio
 from pagealign.evals.speech import Skipped
-from pagealign.evals.target import PinnedServer, Target, parse_concurrency, reached
+from pagealign.evals.target import (
+    PinnedServer,
+    Target,
+    check_given,
+    describe,
+    parse_concurrency,
+    reached,
+    weights_of,
+)
 from pagealign.server import ServerDied, terminable
 
 PROMPT = "{question}\nGive only the answer, in the document's own words, as short as possible."
@@ -87,37 +96,37 @@ def run(
 
     Raises PagealignError for what the user can put right.
     """
-    from pagealign.transcribe import model_of
-
     console = report.console()
     levels = parse_concurrency(concurrency)
-    if (base_url is None) == (server is None):
-        raise PagealignError("give either --base-url URL or --server aligned, stock or varlen")
+    check_given(base_url, server)
     if server is not None and weights is None:
         raise PagealignError("--server needs --weights: a folder with a model that sees images")
     if "{question}" not in prompt:
         raise PagealignError("--prompt must say where the question goes: {question}")
-    folder = outcome.out_folder(out)
+    found = None if weights is None else weights_of(weights)
+    file = outcome.out_folder(out) / "answers.jsonl"
+    about: dict[str, Any] = {
+        "eval": "docvqa",
+        "data": data,
+        "config": config,
+        "split": split,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+    }
+    check(file, about, resume=resume)
     questions = load(data, config, split, limit)
     pinned = None
     if server is not None:
-        pinned = PinnedServer(server, model_of(weights), page_size, backend, device, max(levels))
+        assert found is not None
+        pinned = PinnedServer(server, found, page_size, backend, device, max(levels))
     try:
         with terminable(), ExitStack() as stack:
             with report.progress(console) as say:
                 say("starting the server" if pinned else f"looking for the server at {base_url}")
                 target = stack.enter_context(reached(base_url, pinned, model))
-            about = {
-                "eval": "docvqa",
-                "data": data,
-                "config": config,
-                "split": split,
-                "model": str(pinned.weights) if pinned else target.model,
-                "server": describe(pinned, target),
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-            }
-            journal = stack.enter_context(Journal(folder / "answers.jsonl", about, resume=resume))
+            about["model"] = str(pinned.weights) if pinned else target.model
+            about["server"] = describe(pinned, target)
+            journal = stack.enter_context(Journal(file, about, resume=resume))
             records = ask(target, questions.items, levels, prompt, max_tokens, journal, console)
     except ServerDied as death:
         console.print(f"The server died: {death.reason}", style="red", markup=False)
@@ -127,17 +136,9 @@ def run(
     for level, answers in zip(levels, records, strict=True):
         runs.append(summarise(level, questions.items, answers, seed, runs[0] if runs else None))
     show(console, runs, questions.skipped)
-    write(folder, runs, questions.skipped, about | {"seed": seed})
-    console.print(f"{about['server']}; {folder}/", soft_wrap=True, markup=False, highlight=False)
+    write(out, runs, questions.skipped, about | {"seed": seed})
+    console.print(f"{about['server']}; {out}/", soft_wrap=True, markup=False, highlight=False)
     return 1 if any(found.failures for found in runs) else 0
-
-
-def describe(pinned: PinnedServer | None, target: Target) -> str:
-    """The server, for the reports and the journal: not its port, which changes."""
-    software = target.software or "a server"
-    if pinned is None:
-        return f"{software}, model {target.model}"
-    return f"{software}, {pinned.tree}, {pinned.backend}, page size {pinned.page_size}"
 
 
 def ask(
@@ -157,19 +158,17 @@ def ask(
                 {"type": "image_url", "image_url": {"url": item.image_url()}},
                 {"type": "text", "text": prompt.replace("{question}", item.question)},
             ]
-            answer = client.chat.completions.create(
+            raw = client.chat.completions.with_raw_response.create(
                 model=target.model,
                 messages=[{"role": "user", "content": content}],
                 max_tokens=max_tokens,
                 temperature=0,
             )
-            if not answer.choices:
-                raise ValueError("the answer has no choices")
-            text = (answer.choices[0].message.content or "").strip()
-            usage = answer.usage
-            counts = {} if usage is None else {
-                "prompt_tokens": usage.prompt_tokens, "tokens": usage.completion_tokens
-            }  # fmt: skip
+            text, usage = chat(raw)
+            counts = {
+                "prompt_tokens": count(usage, "prompt_tokens"),
+                "tokens": count(usage, "completion_tokens"),
+            }
             return {"text": text, "score": anls(text, item.answers), **counts}
 
         out = []
@@ -245,26 +244,16 @@ def show(console: Console, runs: Sequence[Run], skipped: Sequence[Skipped]) -> N
     outcome.name_some(console, "failed", failed)
 
 
-def _difference(found: Run) -> str:
-    if found.against_first is None:
-        return ""
-    error = outcome.number(found.against_first.error, ".4f")
-    return f"{found.against_first.value:+.4f}" + (f" (SE {error})" if error else "")
-
-
-def _identical(found: Run) -> str:
-    difference = found.against_first
-    return "" if difference is None else f"{difference.identical} of {difference.items}"
-
-
 COLUMNS = (
     report.Column("run", lambda r: r.label),
     report.Column("ANLS", lambda r: outcome.number(r.anls, ".4f"), right=True),
     report.Column("SE", lambda r: outcome.number(r.error, ".4f"), right=True),
     report.Column("95 %", lambda r: " to ".join(outcome.number(x, ".4f") for x in r.interval)),
     report.Column("exact", lambda r: f"{r.exact} of {len(r.answers) - r.failures}", right=True),
-    report.Column("ANLS less the first's", _difference, right=True),
-    report.Column("identical", _identical, right=True),
+    report.Column(
+        "ANLS less the first's", lambda r: outcome.difference(r.against_first, ".4f"), right=True
+    ),
+    report.Column("identical", lambda r: outcome.identical(r.against_first), right=True),
     report.Column("p50, p90, p99 (s)", lambda r: outcome.numbers(r.latency, ".1f")),
     report.Column("tokens/s", lambda r: outcome.number(r.tokens_per_second, ".1f"), right=True),
     report.Column("failed", lambda r: str(r.failures), right=True),

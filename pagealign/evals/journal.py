@@ -8,7 +8,7 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from pagealign.errors import PagealignError
 
@@ -22,16 +22,19 @@ class Journal:
     is on the disk. One process has it at a time. A last line without its end, which a kill
     leaves, is dropped: that answer is asked for again, all others are kept.
 
-    Raises PagealignError where the file is another run's, is in use, has a broken line that
-    isn't the last, or is there and ``resume`` is False.
+    Raises PagealignError where the file is another run's, is in use, can't be opened or
+    written, has a broken line that isn't the last, or is there and ``resume`` is False.
     """
 
     def __init__(self, path: Path, run: Record, *, resume: bool = False) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise _unusable(path, error) from error
         try:
             self._open(run, resume)
         except BaseException:
@@ -39,35 +42,16 @@ class Journal:
             raise
 
     def _open(self, run: Record, resume: bool) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PagealignError(f"{self.path} is in use by another run: wait, or use another "
-                                 "--out") from None  # fmt: skip
-        self._file.seek(0)
-        whole, end, _ = self._file.read().rpartition(b"\n")
-        lines = whole.split(b"\n") if end else []
-        if lines and not resume:
-            raise PagealignError(
-                f"{self.path.parent} holds the answers of an earlier run: --resume goes on with "
-                "it, another --out begins anew"
-            )
-        os.ftruncate(self._file.fileno(), len(whole) + len(end))
+        lines, size = _locked_lines(self._file, self.path, resume)
+        os.ftruncate(self._file.fileno(), size)
         # as JSON has it: a tuple comes back as a list
         wanted = json.loads(json.dumps({"run": run}))
         for number, line in enumerate(lines, 1):
-            try:
-                found = json.loads(line)
-                key = None if number == 1 else found["key"]
-            except (ValueError, KeyError, TypeError):
-                raise PagealignError(
-                    f"{self.path}:{number} can't be read: delete that line, or use another --out"
-                ) from None
-            if key is not None:
-                self.records[key] = found
+            found = _parsed(self.path, number, line)
+            if number > 1:
+                self.records[found["key"]] = found
             elif found != wanted:
-                raise PagealignError(f"{self.path} is of another run ({_differs(found, wanted)}): "
-                                     "use another --out")  # fmt: skip
+                raise _another(self.path, _differs(found, wanted))
         if not lines:
             self._write(wanted)
 
@@ -94,13 +78,79 @@ class Journal:
             self.records[record["key"]] = record
 
     def _write(self, record: Record) -> None:
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+
+def check(path: Path, known: Record, *, resume: bool) -> None:
+    """Refuse now what a ``Journal`` at ``path`` would refuse later, when a server has been
+    started for it: ``known`` is what is known of the run by now. Changes nothing."""
+    try:
+        with path.open("rb") as file:
+            lines, _ = _locked_lines(file, path, resume)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if lines:
+        old = _parsed(path, 1, lines[0])
+        run = old.get("run") if isinstance(old, dict) else None
+        if not isinstance(run, dict):
+            raise _another(path, _differs(old, {"run": known}))
+        wanted = json.loads(json.dumps({"run": known}))
+        found = {"run": {name: run.get(name) for name in known}}
+        if found != wanted:
+            raise _another(path, _differs(found, wanted))
+    for number, line in enumerate(lines[1:], 2):
+        _parsed(path, number, line)
+
+
+def _locked_lines(file: BinaryIO, path: Path, resume: bool) -> tuple[list[bytes], int]:
+    """The whole lines of ``file``, locked by us until it is closed, and their size."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise PagealignError(f"{path} is in use by another run: wait, or use another --out"
+                             ) from None  # fmt: skip
+    file.seek(0)
+    whole, end, _ = file.read().rpartition(b"\n")
+    lines = whole.split(b"\n") if end else []
+    if lines and not resume:
+        raise PagealignError(
+            f"{path.parent} holds the answers of an earlier run: --resume goes on with it, "
+            "another --out begins anew"
+        )
+    return lines, len(whole) + len(end)
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Any:
+    """A line's JSON; each but the first has a key that is a text."""
+    try:
+        found = json.loads(line)
+        if number > 1 and not isinstance(found["key"], str):
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        raise PagealignError(
+            f"{path}:{number} can't be read: delete that line, or use another --out"
+        ) from None
+    return found
+
+
+def _unusable(path: Path, error: OSError) -> PagealignError:
+    why = error.strerror or type(error).__name__
+    return PagealignError(f"{path} can't be used ({why}): use another --out")
+
+
+def _another(path: Path, how: str) -> PagealignError:
+    return PagealignError(f"{path} is of another run ({how}): use another --out")
 
 
 def _differs(found: Record, wanted: Record) -> str:
-    old, new = found.get("run"), wanted["run"]
+    old, new = found.get("run") if isinstance(found, dict) else None, wanted["run"]
     if not isinstance(old, dict):
         return "its first line doesn't say of which"
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]

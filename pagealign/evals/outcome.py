@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pagealign.errors import PagealignError
 from pagealign.evals.journal import Record
-from pagealign.evals.scores import busy_seconds, percentiles
+from pagealign.evals.scores import Difference, busy_seconds, percentiles
 
 MOST_NAMED = 10  # of what was skipped or failed; the JSON has all
 
@@ -83,6 +83,19 @@ def number(value: float | None, form: str) -> str:
 def numbers(values: Sequence[float], form: str) -> str:
     """Figures in one cell; empty where there are none."""
     return "" if any(map(math.isnan, values)) else ", ".join(format(x, form) for x in values)
+
+
+def difference(found: Difference | None, form: str) -> str:
+    """A run's score less the first run's, with its standard error; empty for the first."""
+    if found is None:
+        return ""
+    error = number(found.error, form)
+    return f"{found.value:+{form}}" + (f" (SE {error})" if error else "")
+
+
+def identical(found: Difference | None) -> str:
+    """How many texts are the first run's; empty for the first."""
+    return "" if found is None else f"{found.identical} of {found.items}"
 
 
 def plain(value: object) -> object:

@@ -43,18 +43,24 @@ def anls(answer: str, references: Sequence[str], threshold: float = ANLS_THRESHO
     """One question's score, 0 to 1, as the DocVQA challenge defines it (Mathew et al., 2021).
 
     With NL the Levenshtein distance over the longer string's length, a reference gives
-    1 - NL if NL < ``threshold`` and else 0; the best reference counts. Case and the white
-    space around a string don't matter. Two empty strings are equal.
+    1 - NL if NL < ``threshold`` and else 0; the best reference counts. Case doesn't matter,
+    nor white space at the ends, nor how much of it is between words: both strings are taken
+    as ``" ".join(text.strip().lower().split())``, as the challenge's own script does. Two empty
+    strings are equal.
     """
     from rapidfuzz.distance import Levenshtein
 
-    found = answer.strip().lower()
+    found = _words(answer)
     best = 0.0
     for reference in references:
-        distance = Levenshtein.normalized_distance(found, reference.strip().lower())
+        distance = Levenshtein.normalized_distance(found, _words(reference))
         if distance < threshold:
             best = max(best, 1.0 - distance)
     return best
+
+
+def _words(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,16 +67,14 @@ def load(
 
     A folder's words are in ``NAME.txt`` beside ``NAME.wav``, in LibriSpeech's
     ``*.trans.txt`` or in ``metadata.csv`` or ``.jsonl`` (``file_name`` and a text column).
-    Broken recordings and those without words are in ``skipped``. Raises PagealignError for
-    what can't be had, and where no recording is left.
+    Broken recordings, those without words and those listed that aren't there are in
+    ``skipped``. Raises PagealignError for what can't be had, and where no recording is left.
     """
     skipped: list[Skipped] = []
     if data is None:
         found = _librivox()
     elif Path(data).is_dir():
         found = _folder(Path(data), text_column, skipped)
-    elif _is_path(data) and not (data.endswith(".parquet") and Path(data).is_file()):
-        raise PagealignError(f"--data {data} doesn't exist: give a folder of audio, or a name")
     else:
         found = _rows(data, config, split, text_column, limit, skipped)
     items = []
@@ -100,11 +99,17 @@ def _librivox() -> Iterator[Speech]:
 
 
 def _folder(folder: Path, text_column: str | None, skipped: list[Skipped]) -> Iterator[Speech]:
-    known = _transcripts(folder, text_column)
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES):
+    listed = _listed(folder, text_column)
+    known = {path: words for entry in listed.entries for path, words in entry.words.items()}
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    for path in paths:
         name = path.relative_to(folder).with_suffix("").as_posix()
         beside = path.with_suffix(".txt")
-        words = beside.read_text("utf-8").strip() if beside.is_file() else known.get(path)
+        try:
+            words = _read(beside).strip() if beside.is_file() else known.get(path)
+        except (OSError, ValueError) as error:
+            skipped.append(Skipped(name, f"{beside.name} can't be read: {_why(error)}"))
+            continue
         if not words:
             skipped.append(Skipped(name, f"no words: there is no {beside.name} beside it"))
             continue
@@ -113,18 +118,46 @@ def _folder(folder: Path, text_column: str | None, skipped: list[Skipped]) -> It
             skipped.append(Skipped(name, "broken: libsndfile can't read it"))
             continue
         yield Speech(name, seconds, words, path.name, path)
+    skipped += listed.unreadable
+    for entry in listed.entries:
+        if entry.words.keys().isdisjoint(paths):
+            why = f"in {entry.listed_in}, but not among the folder's recordings"
+            skipped.append(Skipped(entry.name, why))
 
 
-def _transcripts(folder: Path, text_column: str | None) -> dict[Path, str]:
-    """Words by recording, from the files that hold those of many."""
-    found: dict[Path, str] = {}
-    for path in folder.rglob("*.trans.txt"):
-        for line in path.read_text("utf-8").splitlines():
-            name, _, words = line.partition(" ")
-            found |= {path.parent / f"{name}{suffix}": words.strip() for suffix in SUFFIXES}
-    for path in (*folder.rglob("metadata.csv"), *folder.rglob("metadata.jsonl")):
+@dataclass(frozen=True)
+class _Entry:
+    """A recording's line in a file that lists many: the paths it may have, with its words."""
+
+    name: str
+    listed_in: str
+    words: dict[Path, str]
+
+
+@dataclass
+class _Listed:
+    entries: list[_Entry] = field(default_factory=list)
+    unreadable: list[Skipped] = field(default_factory=list)
+
+
+def _listed(folder: Path, text_column: str | None) -> _Listed:
+    """What the files that hold the words of many recordings say."""
+    found = _Listed()
+    for path in sorted(folder.rglob("*.trans.txt")):
+        name = path.relative_to(folder).as_posix()
         try:
-            text = path.read_text("utf-8")
+            lines = _read(path).splitlines()
+        except (OSError, ValueError) as error:
+            found.unreadable.append(Skipped(name, f"can't be read: {_why(error)}"))
+            continue
+        for line in filter(str.strip, lines):
+            key, _, words = line.partition(" ")
+            paths = {path.parent / f"{key}{suffix}": words.strip() for suffix in SUFFIXES}
+            found.entries.append(_Entry(key, name, paths))
+    for path in sorted((*folder.rglob("metadata.csv"), *folder.rglob("metadata.jsonl"))):
+        name = path.relative_to(folder).as_posix()
+        try:
+            text = _read(path)
             if path.suffix == ".csv":
                 rows = list(csv.DictReader(io.StringIO(text)))
             else:
@@ -132,11 +165,24 @@ def _transcripts(folder: Path, text_column: str | None) -> dict[Path, str]:
             for row in rows:
                 names = (text_column,) if text_column else TEXT_COLUMNS
                 words = row[tables.column(row, names, str(path), "--text-column")]
-                found[path.parent / row["file_name"]] = words.strip()
+                inner = os.path.normpath(path.parent.relative_to(folder) / row["file_name"])
+                words = {folder / inner: words.strip()}
+                found.entries.append(_Entry(row["file_name"], name, words))
+        except (OSError, UnicodeError) as error:
+            found.unreadable.append(Skipped(name, f"can't be read: {_why(error)}"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PagealignError(f"{path} can't be read ({error!r}): each row needs file_name "
                                  "and the words") from error  # fmt: skip
     return found
+
+
+def _read(path: Path) -> str:
+    """The text, without the byte-order mark that some editors write before it."""
+    return path.read_text("utf-8-sig")
+
+
+def _why(error: Exception) -> str:
+    return "it isn't UTF-8" if isinstance(error, UnicodeError) else str(error)
 
 
 def _rows(
@@ -150,13 +196,20 @@ def _rows(
     texts = (text_column,) if text_column else TEXT_COLUMNS
     for number, row in enumerate(tables.rows(data, config, split, ("audio", "file"), limit)):
         audio = tables.column(row, ("audio", "file"), data, "a column of that name")
-        words = row[tables.column(row, texts, data, "--text-column")]
+        named = tables.column(row, texts, data, "--text-column")
+        words = row[named]
+        if not isinstance(words, str | None):
+            raise PagealignError(
+                f"{data}: the column {named} holds {type(words).__name__}, not text: name "
+                "another with --text-column"
+            )
         cell = row[audio]
         path = cell.get("path") if isinstance(cell, dict) else None
         filename = Path(path).name if path else "audio.wav"
-        name = str(row.get("id") or f"{number:05d}")
+        name = tables.name_of(row, "id", number)
         try:
             content = tables.media_bytes(cell, Path(data).parent)
+            name = tables.name_of(row, "id", number, content)
         except (OSError, ValueError) as error:
             skipped.append(Skipped(name, f"no audio: {error}"))
             continue
@@ -179,10 +232,6 @@ def _seconds(source: Path | io.BytesIO) -> float | None:
             return read / sound.samplerate if read else None
     except (soundfile.LibsndfileError, OSError, ZeroDivisionError, TypeError):
         return None
-
-
-def _is_path(data: str) -> bool:
-    return Path(data).is_absolute() or data.startswith(("./", "../", "~")) or data.count("/") > 1
 
 
 def _twice(names: list[str]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,22 @@ from pagealign.errors import PagealignError
 
 Row = dict[str, Any]
 HINT = "pip install datasets"
+FILES = (".parquet", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".zip", ".tar", ".gz", ".wav")
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # of a data set on the hub
+
+
+def check_source(data: str) -> None:
+    """Raises PagealignError where ``data`` is neither a ``.parquet`` file that is there nor
+    can be a data set's name: the hub isn't asked for what is meant as a path."""
+    path = Path(data)
+    if path.is_file():
+        if path.suffix != ".parquet":
+            raise PagealignError(
+                f"--data {data} is a file of a kind that isn't read: give a folder, a .parquet "
+                "file or a data set's name"
+            )
+    elif path.suffix in FILES or not _NAME.fullmatch(data):
+        raise PagealignError(f"--data {data} doesn't exist: give a folder, a file or a name")
 
 
 def rows(
@@ -21,6 +39,7 @@ def rows(
     not decoded. Raises PagealignError where the package ``datasets`` is missing or the set,
     the configuration or the split can't be had.
     """
+    check_source(data)
     try:
         import datasets
     except ImportError:
@@ -36,12 +55,26 @@ def rows(
                 found = found.cast_column(column, type(feature)(decode=False))
     except Exception as error:  # many kinds: of the hub, of a file format, of HTTP
         why = " ".join(str(error).split())[:200]
-        raise PagealignError(f"--data {data} can't be loaded ({type(error).__name__}: {why})"
-                             ) from error  # fmt: skip
+        where = "" if Path(data).exists() else "is no folder or file here, and as a data set "
+        raise PagealignError(
+            f"--data {data} {where}can't be loaded ({type(error).__name__}: {why})"
+        ) from error
     for number, row in enumerate(found):
         if number == limit:
             return
         yield row
+
+
+def name_of(row: Row, column: str, number: int, *content: bytes | str) -> str:
+    """The row's id, or where it has none, its number with a digest of ``content``: row 3 of
+    another data set is another item."""
+    given = row.get(column)
+    if given is not None and str(given):
+        return str(given)
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return f"{number:05d}-{digest.hexdigest()[:8]}" if content else f"{number:05d}"
 
 
 def column(row: Row, names: tuple[str, ...], data: str, option: str) -> str:

@@ -70,9 +70,7 @@ def connect(base_url: str, model: str | None = None) -> Target:
     Raises PagealignError where nothing answers, where it has no models, or where ``model``
     isn't among them; without ``model`` it must serve exactly one.
     """
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise PagealignError(f"--base-url {base_url} isn't a URL: give http://HOST:PORT")
+    _check_url(base_url)
     root = base_url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {_api_key()}"}
     local = _is_local(base_url)
@@ -80,12 +78,14 @@ def connect(base_url: str, model: str | None = None) -> Target:
         try:
             answer = client.get(f"{root}/v1/models")
             served = [card["id"] for card in answer.raise_for_status().json()["data"]]
+            if not all(isinstance(name, str) for name in served):
+                raise TypeError("a model's id isn't a text")
         except httpx.TransportError as error:
             raise PagealignError(
                 f"no server answers at {root} ({error}): start it, or let --server aligned "
                 "start one"
             ) from error
-        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise PagealignError(
                 f"{root}/v1/models isn't what an OpenAI-compatible server says ({error}): check "
                 "--base-url"
@@ -130,13 +130,43 @@ def started(pinned: PinnedServer) -> Iterator[Target]:
         yield Target(found.url, found.model, found.software, check)
 
 
+def check_given(base_url: str | None, server: object | None) -> None:
+    """Raises PagealignError unless exactly one of the two is given, or for a bad URL."""
+    if (base_url is None) == (server is None):
+        raise PagealignError("give either --base-url URL or --server aligned, stock or varlen")
+    if base_url is not None:
+        _check_url(base_url)
+
+
+def weights_of(weights: Path | None) -> Path:
+    """``--weights``: Whisper-base if None, a folder, or a hub name; PagealignError for
+    anything else."""
+    from pagealign.transcribe import model_of
+
+    try:
+        return model_of(weights)
+    except PagealignError:
+        if weights is None:
+            raise  # Whisper-base can't be fetched, which it says
+        raise PagealignError(
+            f"--weights {weights} isn't a Hugging Face model's folder (no config.json there)"
+        ) from None
+
+
+def describe(pinned: PinnedServer | None, target: Target) -> str:
+    """The server, for the reports and the journal: not its port, which changes."""
+    software = target.software or "a server"
+    if pinned is None:
+        return f"{software}, model {target.model}"
+    return f"{software}, {pinned.tree}, {pinned.backend}, page size {pinned.page_size}"
+
+
 @contextmanager
 def reached(
     base_url: str | None, pinned: PinnedServer | None, model: str | None
 ) -> Iterator[Target]:
     """The one of the two that is given; PagealignError unless exactly one is."""
-    if (base_url is None) == (pinned is None):
-        raise PagealignError("give either --base-url URL or --server aligned, stock or varlen")
+    check_given(base_url, pinned)
     if pinned is not None:
         with started(pinned) as target:
             yield target
@@ -164,6 +194,17 @@ def _software(client: httpx.Client, root: str) -> str:
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return ""
     return f"SGLang {version}" if version else ""
+
+
+def _check_url(url: str) -> None:
+    try:
+        # the two parsers refuse different things: a port of letters, a bracket left open
+        parts, _ = urlsplit(url), httpx.URL(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        good = False
+    if not good:
+        raise PagealignError(f"--base-url {url} isn't a URL: give http://HOST:PORT")
 
 
 def _api_key() -> str:

@@ -15,11 +15,20 @@ from rich.console import Console
 from pagealign import report
 from pagealign.errors import PagealignError
 from pagealign.evals import outcome, peers, plots
+from pagealign.evals.answers import transcript
 from pagealign.evals.asking import ask_all
-from pagealign.evals.journal import Journal, Record
+from pagealign.evals.journal import Journal, Record, check
 from pagealign.evals.scores import Difference, Errors, bootstrap, count_errors, paired, ratio
 from pagealign.evals.speech import LIMIT_SECONDS, Corpus, Skipped, Speech, load
-from pagealign.evals.target import PinnedServer, Target, parse_concurrency, reached
+from pagealign.evals.target import (
+    PinnedServer,
+    Target,
+    check_given,
+    describe,
+    parse_concurrency,
+    reached,
+    weights_of,
+)
 from pagealign.server import ServerDied, terminable
 
 GRANULARITIES = ("segment", "word")
@@ -116,32 +125,44 @@ def run(
 
     Raises PagealignError for what the user can put right.
     """
-    from pagealign.transcribe import model_of
-
     console = report.console()
     settings, levels = Settings(language, timestamps, long), parse_concurrency(concurrency)
-    if (base_url is None) == (server is None):
-        raise PagealignError("give either --base-url URL or --server aligned, stock or varlen")
+    check_given(base_url, server)
     chosen = peers.chosen(peer)
-    folder = outcome.out_folder(out)
+    if chosen and server is None and weights is None:
+        raise PagealignError(
+            "--peer beside --base-url needs --weights: the folder of the model that runs there"
+        )
+    file = outcome.out_folder(out) / "answers.jsonl"
+    about: dict[str, Any] = {
+        "eval": "whisper",
+        "data": data or "LibriVox",
+        "config": config,
+        "split": split,
+        "text_column": text_column,
+        **dataclasses.asdict(settings),
+    }
+    check(file, about, resume=resume)
+    # Whisper-base is fetched only where it is needed
+    model_folder = weights_of(weights) if server or chosen or weights else None
     corpus = load(data, config, split, text_column, limit)
+    if chosen:
+        assert model_folder is not None
+        heard = corpus.items if long != "skip" else ()
+        peers.check(chosen, model_folder, language, heard)
     pinned = None
     if server is not None:
-        pinned = PinnedServer(server, model_of(weights), page_size, backend, device, max(levels))
+        assert model_folder is not None
+        pinned = PinnedServer(server, model_folder, page_size, backend, device, max(levels))
     try:
         with terminable(), ExitStack() as stack:
             with report.progress(console) as say:
                 say("starting the server" if pinned else f"looking for the server at {base_url}")
                 target = stack.enter_context(reached(base_url, pinned, model))
             corpus = kept(corpus, settings, target)
-            about = {
-                "eval": "whisper",
-                "data": data or "LibriVox",
-                "model": str(pinned.weights) if pinned else target.model,
-                "server": _describe(pinned, target),
-                **dataclasses.asdict(settings),
-            }
-            with Journal(folder / "answers.jsonl", about, resume=resume) as journal:
+            about["model"] = str(pinned.weights) if pinned else target.model
+            about["server"] = describe(pinned, target)
+            with Journal(file, about, resume=resume) as journal:
                 records = ask(target, corpus.items, levels, settings, journal, console)
     except ServerDied as death:
         console.print(f"The server died: {death.reason}", style="red", markup=False)
@@ -157,13 +178,12 @@ def run(
             )
         )
     for name in chosen:
-        answers = peers.transcribe(
-            name, corpus.items, model_of(weights), settings.language, console
-        )
+        assert model_folder is not None
+        answers = peers.transcribe(name, corpus.items, model_folder, settings.language, console)
         runs.append(summarise(name, None, corpus.items, answers, settings, seed, count, runs[0]))
     show(console, runs, corpus.skipped)
-    write(folder, runs, corpus.skipped, about | {"seed": seed})
-    console.print(f"{about['server']}; {folder}/", soft_wrap=True, markup=False, highlight=False)
+    write(out, runs, corpus.skipped, about | {"seed": seed})
+    console.print(f"{about['server']}; {out}/", soft_wrap=True, markup=False, highlight=False)
     return 1 if any(found.failures for found in runs) else 0
 
 
@@ -210,19 +230,10 @@ def ask(
     with target.openai() as client:
 
         def one(item: Speech) -> dict[str, Any]:
-            answer = client.audio.transcriptions.create(
+            raw = client.audio.transcriptions.with_raw_response.create(
                 file=(item.filename, item.read()), model=target.model, temperature=0, **options
             )
-            # a server that ignores the format may answer in plain text
-            found = (
-                {"text": answer}
-                if isinstance(answer, str)
-                else answer.model_dump(exclude_none=True)
-            )
-            if not isinstance(found.get("text"), str):
-                raise ValueError(f"the answer has no text: {str(found)[:200]}")
-            more = {name: found[name] for name in ("segments", "words") if found.get(name)}
-            return {"text": found["text"].strip(), **more}
+            return transcript(raw)
 
         out = []
         for level in levels:
@@ -310,13 +321,6 @@ def _against(first: Run, clips: Sequence[Clip]) -> Difference:
     )
 
 
-def _describe(pinned: PinnedServer | None, target: Target) -> str:
-    software = target.software or "a server"
-    if pinned is None:
-        return f"{software}, model {target.model}"
-    return f"{software}, {pinned.tree}, {pinned.backend}, page size {pinned.page_size}"
-
-
 # --- the reports ------------------------------------------------------------------------
 
 
@@ -365,25 +369,15 @@ def _interval(ends: tuple[float, float]) -> str:
     return "" if not ends[0] <= ends[1] else f"{ends[0]:.1%} to {ends[1]:.1%}"
 
 
-def _difference(found: Run) -> str:
-    if found.against_first is None:
-        return ""
-    error = outcome.number(found.against_first.error, ".2%")
-    return f"{found.against_first.value:+.2%}" + (f" (SE {error})" if error else "")
-
-
-def _identical(found: Run) -> str:
-    difference = found.against_first
-    return "" if difference is None else f"{difference.identical} of {difference.items}"
-
-
 RUN_COLUMNS = (
     report.Column("run", lambda r: r.label),
     report.Column("WER", lambda r: outcome.number(r.wer, ".2%"), right=True),
     report.Column("95 %", lambda r: _interval(r.wer_interval)),
     report.Column("CER", lambda r: outcome.number(r.cer, ".2%"), right=True),
-    report.Column("WER less the first's", _difference, right=True),
-    report.Column("identical", _identical, right=True),
+    report.Column(
+        "WER less the first's", lambda r: outcome.difference(r.against_first, ".2%"), right=True
+    ),
+    report.Column("identical", lambda r: outcome.identical(r.against_first), right=True),
     report.Column("p50, p90, p99 (s)", lambda r: outcome.numbers(r.latency, ".1f")),
     report.Column("tokens/s", lambda r: outcome.number(r.tokens_per_second, ".1f"), right=True),
     report.Column("audio s/s", lambda r: outcome.number(r.audio_per_second, ".2f"), right=True),

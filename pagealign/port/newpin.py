@@ -10,7 +10,15 @@ from pagealign.errors import PagealignError
 from pagealign.paths import PATCHES
 from pagealign.pin import Pin, WheelPin
 from pagealign.port.release import Release
+from pagealign.port.repo import check_writable
 from pagealign.series import compute_files, export_series, import_series, load_diffs, pin_text
+
+
+def check(folder: Path) -> None:
+    """Raises PagealignError unless ``folder`` is new, empty, or a series' folder."""
+    check_writable(folder, "--write-pin")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "series").is_file():
+        raise PagealignError(f"{folder} is not empty and holds no series: name a new folder")
 
 
 def write(
@@ -23,10 +31,7 @@ def write(
     replaced, the PIN last; anything else in it stays. All is made and applied in a scratch
     folder first: PagealignError leaves ``folder`` as it was.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "series").is_file():
-        raise PagealignError(f"{folder} is not empty and holds no series: name a new folder")
-    if folder.exists() and not folder.is_dir():
-        raise PagealignError(f"{folder} is no folder: name a new one")
+    check(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         repo, new = Path(scratch, "repo"), Path(scratch, "new")

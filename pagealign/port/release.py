@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ from pagealign.trees import wheel as pinned_wheel
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)+(?:(?:rc|\.post|\.dev)\d+)?)")
 _WHEEL = re.compile(r"sglang-([^-]+)-.+\.whl")
 PYTHON = "3.11"
+# What zipfile raises for a file that isn't a zip, one that was cut or changed, and one that
+# is encrypted or packed in a way it doesn't know.
+BROKEN_WHEEL = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError)
 PROCESSORS = ("x86_64", "aarch64")
 
 
@@ -84,6 +89,12 @@ def _local(path: Path) -> Release:
     match = _WHEEL.fullmatch(path.name)
     if not (match and path.is_file()):
         raise PagealignError(f"{path} isn't a wheel of SGLang (sglang-VERSION-....whl)")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if broken := archive.testzip():
+                raise zipfile.BadZipFile(f"its {broken} is damaged")
+    except BROKEN_WHEEL as error:
+        raise PagealignError(f"{path} can't be read as a wheel: {error}") from error
     return Release(match[1], path, WheelPin(sha256_of(path), path.name))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+from pagealign.errors import PagealignError
 from pagealign.paths import PATCHES
 from pagealign.port.release import Release
 from pagealign.series import BASE, commit, git, import_series
@@ -12,6 +14,22 @@ from pagealign.trees import unpack
 
 PINNED = "pinned"  # the tag of the release that the series is made for
 REBASE = f"git rebase --onto {BASE} {PINNED} main"
+
+
+def check(repo: Path) -> None:
+    """Raises PagealignError unless ``repo`` is an empty folder or can be made."""
+    check_writable(repo, "--repo")
+    if repo.exists() and any(repo.iterdir()):
+        raise PagealignError(f"{repo} is not empty: name a new folder")
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raises PagealignError unless ``folder`` is one that we may write, or can be made."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise PagealignError(f"{option} {folder}: {there} is a file: name a new folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PagealignError(f"{option} {folder}: {there} can't be written: name another folder")
 
 
 def make(repo: Path, release: Release, patches: Path = PATCHES) -> None:

@@ -40,6 +40,11 @@ def run(
     code out. Raises PagealignError for what the user can put right.
     """
     patches = patches or PATCHES
+    # before the trial: its report is no comfort to one whose folder is then refused
+    if repo is not None:
+        repository.check(repo)
+    if write_pin is not None:
+        newpin.check(write_pin)
     started = time.monotonic()
     console = Console(stderr=True) if as_json else report.console()
     with report.progress(console) as say:

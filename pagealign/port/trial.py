@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pagealign.errors import PagealignError
 from pagealign.port.beside import Row, beside
+from pagealign.port.release import BROKEN_WHEEL
 from pagealign.series import Diff, git_environment, stock_files, write_files
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@", re.MULTILINE)
@@ -99,7 +100,7 @@ def try_series(
         with zipfile.ZipFile(other) as archive:
             inside = [f"python/{name}" for name in archive.namelist()]
         there = stock_files(other, paths)
-    except (zipfile.BadZipFile, OSError) as error:
+    except BROKEN_WHEEL as error:
         raise PagealignError(f"{other} can't be read as a wheel: {error}") from error
     if not any(name.startswith("python/sglang/srt/") for name in inside):
         raise PagealignError(f"{other} holds no sglang/srt: it isn't a wheel of SGLang")
