@@ -947,7 +947,7 @@ def test_compare_bad_input(audio, tmp_path):
     body = {
         "eval": "whisper",
         "server": "s",
-        "runs": [{"label": "l", "concurrency": 1, "clips": []}],
+        "runs": [{"label": "l", "concurrency": 1, "clips": [], "answers": []}],
     }
     for name, evaluation in (("1", "whisper"), ("2", "docvqa")):
         (tmp_path / name).mkdir()

@@ -45,8 +45,8 @@ def anls(answer: str, references: Sequence[str], threshold: float = ANLS_THRESHO
     With NL the Levenshtein distance over the longer string's length, a reference gives
     1 - NL if NL < ``threshold`` and else 0; the best reference counts. Case doesn't matter,
     nor white space at the ends, nor how much of it is between words: both strings are taken
-    as ``" ".join(text.strip().lower().split())``, as the challenge's own script does. Two empty
-    strings are equal.
+    as ``" ".join(text.strip().lower().split())``, as far as we know like in the challenge's
+    own script. Two empty strings are equal.
     """
     from rapidfuzz.distance import Levenshtein
 
