@@ -26,6 +26,7 @@ from pagealign.compare.counting import DEVICE, Counter, held, nbytes
 from pagealign.layout import ceil_align
 
 SELF, CROSS = 0, 1  # layer ids
+_NO_MODEL = "dummy"
 UNWRITTEN_K, UNWRITTEN_V = float("nan"), 1.0e4  # as pagealign.bed poisons a pool
 
 
@@ -252,21 +253,38 @@ def _model_config(heads: Heads, context_len: int):
     )
 
 
-@functools.cache
 def _publish() -> None:
-    """The process-wide configuration that SGLang's classes ask for."""
+    """The process-wide configuration that SGLang's classes ask for, unless it is there. A
+    scheduler in the same process replaces it, and takes it away when it ends."""
     from sglang.srt.model_executor.cuda_graph_config import (
         Backend,
         CudaGraphConfig,
         Phase,
         PhaseConfig,
     )
-    from sglang.srt.runtime_context import SpawnRanks, get_context, publish
-    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.runtime_context import (
+        SpawnRanks,
+        get_context,
+        get_parallel,
+        get_server_args,
+        publish,
+    )
 
-    args = ServerArgs(model_path="dummy", device="cpu")
-    args.resolve_once()
-    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    try:
+        if get_server_args().model_path == _NO_MODEL and get_parallel().attn_dcp_rank == 0:
+            return
+    except (RuntimeError, ValueError):
+        pass  # how SGLang says that nothing was published
+    publish(_server_args(), role="scheduler", ranks=SpawnRanks(0, None, 0))
     # stock's backend asks for it; without a model it isn't taken from the arguments
     off = {phase: PhaseConfig(backend=Backend.DISABLED) for phase in Phase.ALL}
     get_context().override("pagealign", cuda_graph_config=CudaGraphConfig(**off))
+
+
+@functools.cache
+def _server_args():
+    from sglang.srt.server_args import ServerArgs
+
+    args = ServerArgs(model_path=_NO_MODEL, device="cpu")
+    args.resolve_once()
+    return args

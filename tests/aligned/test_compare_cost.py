@@ -95,3 +95,10 @@ def test_tables_shrink_by_the_page_size(page_size):
     """6400 is a multiple of both sizes, 128 too: exactly 1/P of a table of slots."""
     case = dataclasses.replace(DECODE, page_size=page_size, encoder_len=6400, decoded=128)
     assert cost(case)["table_bytes"] == 4 * (6400 + 128) * 4 // page_size
+
+
+def test_after_a_scheduler_in_the_same_process(make_bed, mllama):
+    """Its end takes the configuration away that a backend asks for."""
+    before = count(DECODE, aligned=True)
+    make_bed(mllama, "torch_native", 64).close()
+    assert count(DECODE, aligned=True) == before
