@@ -109,7 +109,6 @@ class Bed:
         it reads once, when it is imported). ``retract_every``: every so many steps retract
         a request whether or not the pool is full (its SGLANG_TEST_RETRACT).
         """
-        from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import ServerArgs
 
         args = dict(
@@ -132,11 +131,7 @@ class Bed:
         self.server_args = ServerArgs(**(args | server_args))
         self.server_args.resolve_once()
         self.server_args.check_server_args()
-        publish(
-            self.server_args,
-            role="scheduler",
-            ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
-        )
+        self._publish()
         from sglang.srt.managers import schedule_policy
         from sglang.srt.managers import scheduler as scheduler_module
         from sglang.srt.managers.scheduler import Scheduler
@@ -185,6 +180,14 @@ class Bed:
                 self.close()
                 if not (isinstance(fault, torch.distributed.DistNetworkError) and tries_left):
                     raise
+                self._publish()  # what close has taken away
+
+    def _publish(self) -> None:
+        """The process-wide configuration that SGLang's classes ask for."""
+        from sglang.srt.runtime_context import SpawnRanks, publish
+
+        ranks = SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+        publish(self.server_args, role="scheduler", ranks=ranks)
 
     def free(self) -> tuple[int, int]:
         """Free KV slots and free request rows."""
