@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from pagealign.errors import PagealignError
+
 WIDTH = 130  # columns, at least: a log file or a pipe has no width of its own
 
 
@@ -88,6 +90,15 @@ def as_json(rows: Sequence[Any], **more: Any) -> str:
     """``{**more, "rows": [...]}``, every field of every row, paths as text."""
     body = {**more, "rows": [dataclasses.asdict(row) for row in rows]}
     return json.dumps(body, indent=2, default=str) + "\n"
+
+
+def out_folder(out: Path) -> Path:
+    """``out``, made if missing; PagealignError if it can't be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PagealignError(f"--out {out} can't be made: {error.strerror}") from error
+    return out
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagealign.bed import Bed, Request, Result
+from pagealign.server import POOL_CHECKS
 from pagealign.tiny_models import tiny_mllama, tiny_whisper
 
 PROMPT = (4, 10, 11)
@@ -59,6 +60,21 @@ def alone(make_bed):
         return [bed.run_one(request) for request in requests]
 
     return run
+
+
+def pool_checks_off(monkeypatch) -> None:
+    """Without SGLang's own checks of the pool, as a server runs by default."""
+    for name in POOL_CHECKS:
+        monkeypatch.setenv(name, "0")
+
+
+def replace_all(monkeypatch, replacements) -> None:
+    """Put a stand-in's values in place: triples of an owner (or a dict), a name and a value."""
+    for owner, name, value in replacements:
+        if isinstance(owner, dict):
+            monkeypatch.setitem(owner, name, value)
+        else:
+            monkeypatch.setattr(owner, name, value, raising=False)
 
 
 def audio(encoder_len: int, seed: int) -> torch.Tensor:

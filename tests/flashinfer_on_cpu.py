@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bed_fixtures import replace_all
+
 from pagealign.standins import flashinfer_cpu
 
 
 def install(monkeypatch) -> None:
     """Make ``attention_backend="flashinfer"`` start on a CPU."""
-    for owner, name, value in flashinfer_cpu.replacements():
-        monkeypatch.setattr(owner, name, value, raising=False)
+    replace_all(monkeypatch, flashinfer_cpu.replacements())

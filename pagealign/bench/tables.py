@@ -186,7 +186,7 @@ def _steps(run: Run) -> Table:
 
     def cell(way: tuple[str, int]):
         def text(found: dict[tuple[str, int], Step]) -> str:
-            return milliseconds(found[way].cross_s + found[way].self_s) if way in found else ""
+            return milliseconds(found[way].total_s) if way in found else ""
 
         return text
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pagealign.compare import cost_cases
 from pagealign.compare.approaches import APPROACHES, approach
 from pagealign.compare.parallel import Where, run_all
 from pagealign.compare.pool_model import Census, Layout
@@ -56,8 +57,10 @@ class ModelShape:
         return 2 * self.kv_heads * self.head_dim * self.itemsize
 
 
-WHISPER_LARGE_V3 = ModelShape("Whisper-large-v3", 32, 32, 20, 64)
-LLAMA_11B_VISION = ModelShape("Llama-3.2-11B-Vision", 8, 32, 8, 128)
+WHISPER_LARGE_V3, LLAMA_11B_VISION = (
+    ModelShape(m.name, m.cross_layers, m.self_layers, m.kv_heads, m.head_size)
+    for m in cost_cases.MODELS
+)
 
 
 @dataclass(frozen=True)

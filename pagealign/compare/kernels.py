@@ -92,7 +92,7 @@ def _steps(axes, run: Run, backend: str) -> None:
         if line:
             axes.plot(
                 [s.decoded for s in line],
-                [1000 * (s.cross_s + s.self_s) for s in line],
+                [1000 * s.total_s for s in line],
                 marker="o",
                 color=color,
                 label=tables.title(approach, BASE_PAGE),

@@ -25,7 +25,6 @@ from pagealign.compare.parallel import check as check_parallel
 from pagealign.compare.results import Results
 from pagealign.compare.tree_worker import workers
 from pagealign.errors import PagealignError
-from pagealign.evals.outcome import out_folder
 from pagealign.server import terminable
 
 MODELS = {"whisper-large-v3": WHISPER_LARGE_V3, "llama-3.2-11b-vision": LLAMA_11B_VISION}
@@ -102,7 +101,7 @@ def run(
     console, out = report.console(), out.absolute()
     extra = user_workloads(traces, model, pool_slots, max_running, rate)
     timed = kernels.section(out.parent / "bench" / kernels.FILE)
-    out_folder(out)
+    report.out_folder(out)
     with report.progress(console) as say, terminable():
         found = measure(quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler)
         say("the report")

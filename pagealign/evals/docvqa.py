@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -104,7 +102,7 @@ def run(
     if "{question}" not in prompt:
         raise PagealignError("--prompt must say where the question goes: {question}")
     found = None if weights is None else weights_of(weights)
-    file = outcome.out_folder(out) / "answers.jsonl"
+    file = report.out_folder(out) / "answers.jsonl"
     about: dict[str, Any] = {
         "eval": "docvqa",
         "data": data,
@@ -264,13 +262,7 @@ def write(
     folder: Path, runs: Sequence[Run], skipped: Sequence[Skipped], about: dict[str, Any]
 ) -> None:
     """Write ``results.json`` and ``results.png`` into ``folder``."""
-    body = {
-        **about,
-        "skipped": [dataclasses.asdict(item) for item in skipped],
-        "runs": [dataclasses.asdict(found) for found in runs],
-    }
-    text = json.dumps(outcome.plain(body), indent=2, ensure_ascii=False) + "\n"
-    report.write(folder / "results.json", text)
+    outcome.write_json(folder, runs, skipped, about)
     plots.write(
         folder / "results.png",
         [found.label for found in runs],

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pagealign.errors import PagealignError
+from pagealign import report
 from pagealign.evals.journal import Record
 from pagealign.evals.scores import Difference, busy_seconds, percentiles
 
 MOST_NAMED = 10  # of what was skipped or failed; the JSON has all
-
-
-def out_folder(out: Path) -> Path:
-    """``out``, made if missing; PagealignError if it can't be."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PagealignError(f"--out {out} can't be made: {error.strerror}") from error
-    return out
 
 
 @contextmanager
@@ -107,3 +101,16 @@ def plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value
+
+
+def write_json(
+    folder: Path, runs: Sequence[Any], skipped: Sequence[Any], about: dict[str, Any]
+) -> None:
+    """Write ``results.json`` into ``folder``; runs and what was skipped are dataclasses."""
+    body = {
+        **about,
+        "skipped": [dataclasses.asdict(item) for item in skipped],
+        "runs": [dataclasses.asdict(found) for found in runs],
+    }
+    text = json.dumps(plain(body), indent=2, ensure_ascii=False) + "\n"
+    report.write(folder / "results.json", text)

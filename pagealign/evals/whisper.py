@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ def run(
         raise PagealignError(
             "--peer beside --base-url needs --weights: the folder of the model that runs there"
         )
-    file = outcome.out_folder(out) / "answers.jsonl"
+    file = report.out_folder(out) / "answers.jsonl"
     about: dict[str, Any] = {
         "eval": "whisper",
         "data": data or "LibriVox",
@@ -389,13 +388,7 @@ def write(
     folder: Path, runs: Sequence[Run], skipped: Sequence[Skipped], about: dict[str, Any]
 ) -> None:
     """Write ``results.json`` and ``results.png`` into ``folder``."""
-    body = {
-        **about,
-        "skipped": [dataclasses.asdict(item) for item in skipped],
-        "runs": [dataclasses.asdict(found) for found in runs],
-    }
-    text = json.dumps(outcome.plain(body), indent=2, ensure_ascii=False) + "\n"
-    report.write(folder / "results.json", text)
+    outcome.write_json(folder, runs, skipped, about)
     plots.write(
         folder / "results.png",
         [found.label for found in runs],

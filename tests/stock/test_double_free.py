@@ -1,20 +1,13 @@
 """Upstream 38840 on stock, at the exact decoded length: ``double_free`` has the arithmetic."""
 
 import pytest
+from bed_fixtures import pool_checks_off
 from double_free import ENCODER_LEN, HARMLESS, TWICE, free_twice, serve
-
-SGLANGS_OWN_CHECKS = (
-    "DEBUG_MEMORY_POOL",
-    "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-    "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-    "CHECK_KV_PAGE_INVARIANTS",
-)
 
 
 @pytest.mark.parametrize("page_size", [64, 128])
 def test_the_37th_decoder_token_frees_a_page_twice(make_bed, whisper, monkeypatch, page_size):
-    for check in SGLANGS_OWN_CHECKS:
-        monkeypatch.setenv(f"SGLANG_{check}", "0")
+    pool_checks_off(monkeypatch)
     bed = make_bed(whisper(ENCODER_LEN), "torch_native", page_size)
     assert serve(bed, HARMLESS)[1] == free_twice(bed) == []
     assert bed.free() == bed.start

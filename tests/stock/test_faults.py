@@ -1,7 +1,7 @@
 """The faults of the stock release, each as it shows; the aligned group has the cures."""
 
 import pytest
-from bed_fixtures import PROMPT, assert_same, audio, image
+from bed_fixtures import PROMPT, assert_same, audio, image, pool_checks_off
 from tiny_reference import mllama_answer, whisper_answer
 
 from pagealign.bed import Request
@@ -37,13 +37,7 @@ def test_pages_are_freed_twice(make_bed, whisper, monkeypatch):
 
 def test_a_text_longer_than_the_encoder_is_wrong(make_bed, whisper, monkeypatch):
     """38840 (S2): decode slots alias earlier decode slots; wrong tokens, and no word of it."""
-    without(
-        monkeypatch,
-        "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-        "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-        "CHECK_KV_PAGE_INVARIANTS",
-        "DEBUG_MEMORY_POOL",
-    )
+    pool_checks_off(monkeypatch)
     model, clip = whisper(40), audio(40, 0)
     ids, _ = whisper_answer(model, clip, PROMPT, 90)
     bed = make_bed(model, "torch_native", 64, poison=False)

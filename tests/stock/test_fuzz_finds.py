@@ -1,6 +1,7 @@
 """The fuzz of the aligned group finds what is wrong with stock, at page size 1 and at 64."""
 
 import pytest
+from bed_fixtures import pool_checks_off
 
 from pagealign import fuzz
 
@@ -34,13 +35,7 @@ def test_failures_at_page_size_64(mllama, whisper, mllama_references):
 
 def test_wrong_answers_at_page_size_64(whisper, monkeypatch):
     """38840 (S2): without those checks and without load, wrong answers."""
-    for check in (
-        "DEBUG_MEMORY_POOL",
-        "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-        "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-        "CHECK_KV_PAGE_INVARIANTS",
-    ):
-        monkeypatch.setenv(f"SGLANG_{check}", "0")
+    pool_checks_off(monkeypatch)
     catalogue = fuzz.whisper_catalogue(40, 8)
     expected = fuzz.references(whisper(40), catalogue)
     tally = fuzz.fuzz(

@@ -5,24 +5,16 @@ import math
 import flashinfer_on_cpu
 import pytest
 import torch
-from bed_fixtures import PROMPT, assert_same, audio, image
+from bed_fixtures import PROMPT, assert_same, audio, image, pool_checks_off
 
 from pagealign.bed import Request
 from pagealign.moss_vl import Media
 from pagealign.tiny_models import MOSS_VL_PATCH_VALUES, tiny_moss_vl
 
-SGLANGS_OWN_CHECKS = (
-    "DEBUG_MEMORY_POOL",
-    "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-    "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-    "CHECK_KV_PAGE_INVARIANTS",
-)
-
 
 def test_a_full_pool_kills(make_bed, whisper, monkeypatch):
     """S3: the memory check counts the whole row, the allocation the decoder alone."""
-    for check in SGLANGS_OWN_CHECKS:
-        monkeypatch.setenv(f"SGLANG_{check}", "0")
+    pool_checks_off(monkeypatch)
     requests = [
         Request(PROMPT, audio(40, seed), max_new_tokens=140, ignore_eos=False) for seed in range(3)
     ]

@@ -1,23 +1,16 @@
 """The numpy model of ``pagealign.compare`` has stock's faults, page for page (upstream 38840)."""
 
 import pytest
+from bed_fixtures import pool_checks_off
 from pool_machine import Pools
 from served_by_sglang import Served, random_trace
 
 from pagealign.compare.scheduler_model import Limits
 
-SGLANGS_OWN_CHECKS = (
-    "DEBUG_MEMORY_POOL",
-    "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-    "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-    "CHECK_KV_PAGE_INVARIANTS",
-)
-
 
 @pytest.fixture
 def pools(make_bed, mllama, monkeypatch):
-    for check in SGLANGS_OWN_CHECKS:
-        monkeypatch.setenv(f"SGLANG_{check}", "0")
+    pool_checks_off(monkeypatch)
 
     def make(page_size, slots):
         bed = make_bed(

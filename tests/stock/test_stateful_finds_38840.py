@@ -1,16 +1,10 @@
 """The state machine of the aligned group, which knows nothing of 38840, finds it."""
 
 import pytest
+from bed_fixtures import pool_checks_off
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from pool_machine import Pools, machine
-
-SGLANGS_OWN_CHECKS = (
-    "DEBUG_MEMORY_POOL",
-    "ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
-    "ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-    "CHECK_KV_PAGE_INVARIANTS",
-)
 
 
 def run(make_bed, mllama, page_size):
@@ -37,8 +31,7 @@ def run(make_bed, mllama, page_size):
 
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_a_slot_at_two_positions(make_bed, mllama, monkeypatch, page_size):
-    for check in SGLANGS_OWN_CHECKS:
-        monkeypatch.setenv(f"SGLANG_{check}", "0")
+    pool_checks_off(monkeypatch)
     with pytest.raises(AssertionError, match="slots at two positions"):
         run(make_bed, mllama, page_size)
 
