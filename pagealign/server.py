@@ -153,8 +153,12 @@ def resolve_device(device: str) -> str:
     return "xpu" if torch.xpu.is_available() else "cpu"
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on now.
+    """A TCP port on the loopback interface that nobody listens on now, and that this process
+    was not given before: servers that are started together listen only after a while.
 
     Below those that Linux gives to outgoing connections: one of these could take it before
     the server listens.
@@ -162,11 +166,13 @@ def free_port() -> int:
     first = 32768
     with suppress(OSError):
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = range(max(1024, first - 10_000), first)
+    ports = [p for p in range(max(1024, first - 10_000), first) if p not in _given]
     for port in (*random.sample(ports, min(100, len(ports))), 0):  # 0: any
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", port))
-            return s.getsockname()[1]
+            found = s.getsockname()[1]
+            _given.add(found)
+            return found
     raise PagealignError("no free TCP port on 127.0.0.1")
 
 

@@ -10,6 +10,7 @@ import pytest
 from test_bench_timing import decode_rows, planted
 from test_compare_report import Links, found
 
+from pagealign import bench
 from pagealign.bench import projection, tables
 from pagealign.bench.records import Run, Status, read, to_json
 from pagealign.bench.run import markdown
@@ -28,6 +29,15 @@ def run() -> Run:
         cross_overs=tuple(projection.cross_overs(rows)),
         left_out=("flashinfer, tiny: why",),
     )
+
+
+def test_a_file_for_a_folder_is_told_before_anything_runs(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.write_text("mine")
+    monkeypatch.setattr(bench.run, "run_all", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(PagealignError, match=f"--out {out} can't be made"):
+        bench.run.run(True, out, ["torch"], cpu_time=False)
+    assert out.read_text() == "mine"
 
 
 def test_the_file_holds_everything(tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from pagealign.compare import attention_accuracy
+from pagealign.compare import attention_accuracy, model_accuracy
 from pagealign.compare.accuracy_row import errors
 from pagealign.compare.attention_accuracy import Case, cases, contents_of, truth_and_plain
 
@@ -112,3 +112,28 @@ def test_rows_pair_each_output_with_its_case(page_sizes):
     ]
     assert off[0].max_error == pytest.approx(1) and off[0].level == "attention"
     assert all(row.max_error == 0 for row in rows if row.within)
+
+
+def test_the_truth_of_the_same_tokens_is_worked_out_once(tmp_path):
+    asked = []
+
+    def logits_in(dtype):
+        def logits(features, start, tokens):
+            asked.append((dtype, features, start, tuple(tokens)))
+            return torch.zeros(len(tokens), 5)
+
+        return logits
+
+    requests = {name: {"features": name, "input_ids": (1,)} for name in "ab"}
+    subject = model_accuracy.Subject("tiny", tmp_path, requests, logits_in)
+    first = subject.logits(torch.float64, "a", [3, 4])
+    assert subject.logits(torch.float64, "a", (3, 4)) is first
+    subject.logits(torch.float64, "a", (3, 5))
+    subject.logits(torch.float64, "b", (3, 4))
+    subject.logits(torch.float32, "a", (3, 4))
+    assert asked == [
+        (torch.float64, "a", (1,), (3, 4)),
+        (torch.float64, "a", (1,), (3, 5)),
+        (torch.float64, "b", (1,), (3, 4)),
+        (torch.float32, "a", (1,), (3, 4)),
+    ]

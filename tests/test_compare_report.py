@@ -134,6 +134,27 @@ def test_sentences_tell_the_planted_figures():
     assert "3 of 3 cases" in text_of(said, "Attention in float32")
 
 
+def test_a_word_error_rate_is_over_all_words():
+    """One word of 2 and none of 18 are wrong: 1 of 20, not the mean of 50 % and 0 %."""
+    results = found()
+    clip = replace(
+        ERROR, level="server", subject="Whisper-base, log-probabilities", dtype="float32", tokens=9
+    )
+    clips = [
+        replace(clip, case="short", tokens_same=8, words=2, word_errors=1),
+        replace(clip, case="long", tokens_same=9, words=18, word_errors=0),
+    ]
+    mllama = replace(clip, level="model", subject="tiny Mllama, logits", tokens_same=9)
+    results = replace(results, accuracy=pd.concat([results.accuracy, frame([*clips, mllama])]))
+    said = summary.sentences(results)
+    start = "tokens that transformers in float64 chooses too: page-aligned"
+    assert text_of(said, "Whisper-base in float32") == (
+        f"Whisper-base in float32 through a server: {start} 17 of 18, WER 5.0%."
+    )
+    assert text_of(said, "tiny Mllama") == f"tiny Mllama in float32: {start} 9 of 9."
+    assert "| 17/18 | 5.0% |" in page.markdown(results)
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (7_680_000, "7.7 MB")]
 )

@@ -111,6 +111,12 @@ def test_free_port_is_none_of_the_kernels_own() -> None:
     assert all(1024 <= free_port() < first for _ in range(50))
 
 
+def test_free_port_is_another_each_time() -> None:
+    """Servers that start together listen on theirs only after a while."""
+    ports = [free_port() for _ in range(1000)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_a_taken_port_is_told_at_once(tmp_path: Path) -> None:
     server = Server(spec("taken"), tmp_path / "log", timeout=60)
     with pytest.raises(PagealignError, match="another process took port"):

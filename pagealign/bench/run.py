@@ -99,6 +99,7 @@ def run(quick: bool, out: Path, names: Sequence[str], cpu_time: bool) -> int:
     backends, status = chosen(names, all_backends())
     if cpu_time and (torch.get_num_threads() > 1 or any(b.device != "cpu" for b in backends)):
         raise PagealignError("--cpu-time is for one thread on a CPU: add --threads 1")
+    report.out_folder(out)
     before = machine.busy()
     with report.progress(console) as say, torch.inference_mode():
         clock = time.process_time if cpu_time else time.perf_counter

@@ -8,7 +8,7 @@ servers). One process per tree measures both.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,19 @@ def measure(approach: Approach, arguments: dict[str, Any]) -> None:
         torch.save(model_accuracy.answers(job), job["outputs"])
 
 
-def run(trees: Workers, quick: bool, out: Path, say: Callable[[str], None]) -> list[Row]:
-    """The rows of both levels, but for a server's (``model_accuracy.server_rows``); outputs go
-    to the folder ``out``. ``quick``: fewer cases, the tiny model alone."""
-    import torch
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, and where each tree's outputs lie."""
 
+    cases: list[attention_accuracy.Case]
+    page_sizes: tuple[int, ...]
+    jobs: list[model_accuracy.Job]
+    arguments: dict[str, dict[str, Any]]
+
+
+def outputs(trees: Workers, quick: bool, out: Path) -> Measured:
+    """Let every tree ``measure``; outputs go to the folder ``out``. ``quick``: fewer cases, the
+    tiny model alone."""
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     cases = attention_accuracy.cases(quick)
@@ -57,12 +65,20 @@ def run(trees: Workers, quick: bool, out: Path, say: Callable[[str], None]) -> l
         }
         for name in trees
     }
-    say("accuracy: the backends")
     call_all(trees, __name__, "measure", {name: (given,) for name, given in arguments.items()})
-    say("accuracy: float64")
+    return Measured(cases, page_sizes, jobs, arguments)
+
+
+def rows(measured: Measured) -> list[Row]:
+    """The rows of both levels, but for a server's (``model_accuracy.server_rows``)."""
+    import torch
+
+    arguments = measured.arguments
     attended = {n: torch.load(given["attention"]["outputs"]) for n, given in arguments.items()}
-    rows = list(attention_accuracy.rows(cases, page_sizes, attended))
-    for n, job in enumerate(jobs):
-        answers = {name: torch.load(arguments[name]["models"][n]["outputs"]) for name in trees}
-        rows += model_accuracy.rows(job.subject, job.dtype, answers)
-    return rows
+    found = list(attention_accuracy.rows(measured.cases, measured.page_sizes, attended))
+    for n, job in enumerate(measured.jobs):
+        answers = {
+            name: torch.load(given["models"][n]["outputs"]) for name, given in arguments.items()
+        }
+        found += model_accuracy.rows(job.subject, job.dtype, answers)
+    return found

@@ -18,7 +18,8 @@ class Row:
     implementation in the same ``dtype`` (PyTorch's operators; for models, transformers).
     ``within``: by the rule in ``kernels.reference``, at most twice the plain maximum and 1.5
     times the plain mean. For models, ``tokens`` were chosen, ``tokens_same`` of them as
-    transformers in float64 chooses after the same text; ``wer`` is against the words spoken.
+    transformers in float64 chooses after the same text; of the ``words`` spoken ``word_errors``
+    were heard wrong, left out or put in.
     ``note`` says why a row has no figures (``compared`` is 0 then).
     """
 
@@ -36,7 +37,8 @@ class Row:
     compared: int
     tokens: int | None = None
     tokens_same: int | None = None
-    wer: float | None = None
+    words: int | None = None
+    word_errors: int | None = None
     note: str = ""
 
 

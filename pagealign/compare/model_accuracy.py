@@ -4,26 +4,30 @@ Each tree runs its own scheduler on ``intel_xpu`` at page size 64, one recording
 time, each on fresh pages (what the stock allocator does with pages that it got back twice is
 not a matter of accuracy, see ``fragmentation``). The truth is Hugging Face transformers with
 the same weights in float64, given the text that the tree chose, so that every step compares;
-beside it stand transformers' own errors in the dtype that the tree ran in.
+beside it stand transformers' own errors in the dtype that the tree ran in. Whisper-base is asked
+all six recordings in float32, every other one in bfloat16.
 
-In full mode a real server per tree answers the recordings too; of its answers the tokens and
-their log-probabilities can be seen.
+In full mode a real server per tree answers the recordings too, all three at the same time; of
+its answers the tokens and their log-probabilities can be seen.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagealign import wer
 from pagealign.assets import clips, whisper_base
-from pagealign.client import Client, explained
+from pagealign.client import Client, Generation, at_once, explained
 from pagealign.compare.accuracy_row import Row, errors
 from pagealign.compare.approaches import APPROACHES
+from pagealign.evals.scores import count_errors
 from pagealign.hf_reference import MAX_NEW_TOKENS, SAMPLE_RATE, prompt
-from pagealign.server import PoolChecks, Server, ServerSpec, terminable
+from pagealign.server import PoolChecks, Server, ServerSpec
 from pagealign.trees import build_tree
 
 if TYPE_CHECKING:
@@ -43,14 +47,28 @@ class Subject:
     ``requests`` are the fields of ``pagealign.bed.Request`` by name of case. ``logits_in``
     loads transformers' model in a dtype; what it returns gives, for features, prompt and
     tokens, the logits ``(len(tokens), vocabulary)`` that each token was chosen from.
-    ``wer_of`` is the word error rate of a case's tokens, where its words are known.
+    ``words_of`` gives a ``Row``'s ``words`` and ``word_errors`` for a case's tokens, where its
+    words are known.
     """
 
     name: str
     folder: Path
     requests: dict[str, dict[str, Any]]
     logits_in: Callable[[torch.dtype], Callable[..., torch.Tensor]]
-    wer_of: Callable[[str, Sequence[int]], float | None]
+    words_of: Callable[[str, Sequence[int]], dict[str, int]] = lambda _case, _tokens: {}
+    _models: dict[torch.dtype, Callable[..., torch.Tensor]] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+
+    def logits(self, dtype: torch.dtype, case: str, tokens: Sequence[int]) -> torch.Tensor:
+        """Transformers' for a case's request, each worked out once: trees and dtypes mostly
+        choose the same tokens."""
+        key = dtype, case, tuple(tokens)
+        if key not in self._known:
+            if dtype not in self._models:
+                self._models[dtype] = self.logits_in(dtype)
+            asked = self.requests[case]
+            self._known[key] = self._models[dtype](asked["features"], asked["input_ids"], tokens)
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -75,13 +93,21 @@ def jobs(quick: bool, out: Path) -> list[Job]:
     """What each tree is asked; models and requests that are made for it go to ``out``."""
     import torch
 
+    mllama = tiny_mllama_subject(out)
+    asked = [(mllama, dtype) for dtype in DTYPES]
+    if not quick:
+        whisper = whisper_subject()
+        every_other = dict(list(whisper.requests.items())[1::2])
+        asked += [
+            (whisper, "float32"),
+            # Without bf16 arithmetic a processor takes 20 seconds over a recording.
+            (dataclasses.replace(whisper, requests=every_other), "bfloat16"),
+        ]
     found = []
-    for n, subject in enumerate(
-        [tiny_mllama_subject(out)] + ([] if quick else [whisper_subject()])
-    ):
+    for n, (subject, dtype) in enumerate(asked):
         requests = out / f"requests-{n}.pt"
         torch.save(list(subject.requests.values()), requests)
-        found += [Job(subject, dtype, requests) for dtype in DTYPES]
+        found.append(Job(subject, dtype, requests))
     return found
 
 
@@ -118,66 +144,72 @@ def rows(subject: Subject, dtype: str, found: dict[str, list[dict[str, Any]]]) -
     """The rows of a subject in a dtype, from each approach's ``answers``."""
     import torch
 
-    truth_of = _once(subject.logits_in(torch.float64))
-    plain_of = _once(subject.logits_in(getattr(torch, dtype)))
-    for n, (case, request) in enumerate(subject.requests.items()):
+    for n, case in enumerate(subject.requests):
         for name, cases in found.items():
-            tokens = tuple(cases[n]["tokens"])
-            truth = truth_of(request, tokens)
+            tokens = cases[n]["tokens"]
+            truth = subject.logits(torch.float64, case, tokens)
+            plain = subject.logits(getattr(torch, dtype), case, tokens)
             yield Row(
                 level="model",
                 approach=name,
                 subject=f"{subject.name}, logits",
-                case=case,
                 dtype=dtype,
-                page_size=PAGE_SIZE,
-                tokens=len(tokens),
-                tokens_same=int((truth.argmax(-1) == torch.tensor(tokens)).sum()),
-                wer=subject.wer_of(case, tokens),
-                **errors(cases[n]["logits"], truth, plain_of(request, tokens)),
+                **_of_tokens(subject, case, tokens, truth),
+                **errors(cases[n]["logits"], truth, plain),
             )
 
 
-def server_rows(out: Path, say: Callable[[str], None]) -> Iterator[Row]:
-    """Whisper-base's recordings through a real server per tree, float32: the errors are
-    those of the log-probabilities of the tokens that it chose."""
+@contextlib.contextmanager
+def servers(out: Path) -> Iterator[dict[str, Server]]:
+    """A server of Whisper-base per tree, in float32, by the approach's name. They are started
+    but not waited for: a start takes a core most of a minute. Logs go to the folder ``out``."""
+    slots = SLOTS_PER_REQUEST * (len(clips()) + 1)  # fresh pages for each recording
+    found = {}
+    with contextlib.ExitStack() as stack:
+        for one in APPROACHES:
+            spec = ServerSpec(
+                build_tree(one.tree),
+                whisper_base(),
+                page_size=PAGE_SIZE,
+                kernels=one.kernels,
+                pool_checks=PoolChecks.OFF,
+                concurrency=1,
+                slots=slots,
+            )
+            found[one.name] = server = Server(spec, out / f"server-{one.name}.log")
+            stack.callback(server.stop)
+            server.start()
+        yield found
+
+
+def server_rows(started: dict[str, Server]) -> Iterator[Row]:
+    """The recordings of ``whisper_subject`` through each of the ``servers``, one at a time:
+    the errors are those of the log-probabilities of the tokens that it chose."""
     import torch
 
     subject, recordings = whisper_subject(), clips()
-    truth_of, plain_of = (_once(subject.logits_in(d)) for d in (torch.float64, torch.float32))
-    for one in APPROACHES:
-        say(f"accuracy: a server, {one.title}")
-        spec = ServerSpec(
-            build_tree(one.tree),
-            subject.folder,
-            page_size=PAGE_SIZE,
-            kernels=one.kernels,
-            pool_checks=PoolChecks.OFF,
-            concurrency=1,
-            slots=SLOTS_PER_REQUEST * (len(recordings) + 1),
-        )
-        log = out / f"server-{one.name}.log"
-        with (
-            terminable(),
-            Server(spec, log) as server,
-            Client(server.url) as client,
-            explained(server),
-        ):
-            found = [client.transcribe_tokens(clip.path) for clip in recordings]
+
+    def ask(server: Server) -> list[Generation]:
+        with Client(server.url) as client, explained(server):
+            return [client.transcribe_tokens(clip.path) for clip in recordings]
+
+    for server in started.values():
+        server.wait_ready()
+    answered = at_once(ask, list(started.values()), len(started))
+    for (name, server), found in zip(started.items(), answered, strict=True):
+        dtype = server.spec.dtype
         for clip, answer in zip(recordings, found, strict=True):
-            request = subject.requests[clip.name]
-            truth, plain = (f(request, answer.tokens) for f in (truth_of, plain_of))
+            truth, plain = (
+                subject.logits(d, clip.name, answer.tokens)
+                for d in (torch.float64, getattr(torch, dtype))
+            )
             chosen = torch.tensor(answer.tokens).unsqueeze(1)
             yield Row(
                 level="server",
-                approach=one.name,
+                approach=name,
                 subject=f"{subject.name}, log-probabilities",
-                case=clip.name,
-                dtype=spec.dtype,
-                page_size=PAGE_SIZE,
-                tokens=len(answer.tokens),
-                tokens_same=int((truth.argmax(-1) == chosen.flatten()).sum()),
-                wer=subject.wer_of(clip.name, answer.tokens),
+                dtype=dtype,
+                **_of_tokens(subject, clip.name, answer.tokens, truth),
                 **errors(
                     torch.tensor(answer.logprobs, dtype=torch.float64),
                     truth.log_softmax(-1).gather(1, chosen).flatten(),
@@ -186,19 +218,22 @@ def server_rows(out: Path, say: Callable[[str], None]) -> Iterator[Row]:
             )
 
 
-def _once(logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``logits`` of a request and tokens, worked out once: approaches mostly agree."""
-    known: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+def _of_tokens(
+    subject: Subject, case: str, tokens: Sequence[int], truth: torch.Tensor
+) -> dict[str, Any]:
+    """What a ``Row`` says of a case's tokens, given the logits in float64."""
+    import torch
 
-    def of(request: dict[str, Any], tokens: tuple[int, ...]) -> torch.Tensor:
-        key = id(request), tokens
-        if key not in known:
-            known[key] = logits(request["features"], request["input_ids"], tokens)
-        return known[key]
+    return {
+        "case": case,
+        "page_size": PAGE_SIZE,
+        "tokens": len(tokens),
+        "tokens_same": int((truth.argmax(-1) == torch.tensor(tokens)).sum()),
+        **subject.words_of(case, tokens),
+    }
 
-    return of
 
-
+@functools.cache
 def whisper_subject() -> Subject:
     """Whisper-base and the six recordings, fetched at first use."""
     import soundfile
@@ -208,7 +243,7 @@ def whisper_subject() -> Subject:
     processor = WhisperProcessor.from_pretrained(folder)
     tokenizer = processor.tokenizer
     start = tuple(tokenizer.convert_tokens_to_ids(list(prompt())))
-    words = {clip.name: clip.transcript for clip in recordings}
+    spoken = {clip.name: clip.transcript for clip in recordings}
 
     def request(path: Path) -> dict[str, Any]:
         samples, _ = soundfile.read(path, dtype="float32")  # mono, 16 kHz
@@ -218,15 +253,16 @@ def whisper_subject() -> Subject:
         asked = {"input_ids": start, "features": features}
         return asked | {"max_new_tokens": MAX_NEW_TOKENS, "ignore_eos": False}
 
-    def wer_of(case: str, tokens: Sequence[int]) -> float:
+    def words_of(case: str, tokens: Sequence[int]) -> dict[str, int]:
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return wer.word_error_rate(words[case], text)
+        counted = count_errors(spoken[case], text)
+        return {"words": counted.words, "word_errors": counted.word_errors}
 
     def logits_in(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return _whisper_logits(folder, dtype)
 
     requests = {clip.name: request(clip.path) for clip in recordings}
-    return Subject("Whisper-base", folder, requests, logits_in, wer_of)
+    return Subject("Whisper-base", folder, requests, logits_in, words_of)
 
 
 def _whisper_logits(folder: Path, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
@@ -267,7 +303,6 @@ def tiny_mllama_subject(out: Path) -> Subject:
         folder,
         requests,
         lambda dtype: _mllama_logits(folder, dtype),
-        lambda _case, _tokens: None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,14 +59,20 @@ def measure(
     check_parallel(parallel, jobs, scheduler)
     served = [*fragmentation.workloads(quick), *extra]
     fragmentation.check(served, page_sizes, backend)
+    folder = out / "accuracy"
     with workers(out) as trees:  # they import SGLang while the pools are simulated
         pools = fragmentation.run(
             quick, out, say, extra, page_sizes, backend, parallel, jobs, scheduler
         )
         costs = cost.run(trees, quick, say)
-        errors = accuracy.run(trees, quick, out / "accuracy", say)
-    if not quick:
-        errors += model_accuracy.server_rows(out / "accuracy", say)
+        say("accuracy: the backends")
+        measured = accuracy.outputs(trees, quick, folder)
+    with contextlib.nullcontext({}) if quick else model_accuracy.servers(folder) as started:
+        say("accuracy: float64")  # while the servers start
+        errors = accuracy.rows(measured)
+        if started:
+            say("accuracy: a server per tree")
+            errors += model_accuracy.server_rows(started)
     return Results(
         fragmentation=results.frame(pools),
         samples=pd.read_csv(out / fragmentation.SERIES_FILE),

@@ -40,10 +40,12 @@ def errors(results: Results) -> pd.DataFrame:
             within=("within", "sum"),
             tokens=("tokens", "sum"),
             tokens_same=("tokens_same", "sum"),
-            wer=("wer", "mean"),
+            words=("words", "sum"),
+            word_errors=("word_errors", "sum"),
         )
         .reset_index()
     )
+    found["wer"] = found.word_errors / found.words.where(found.words > 0)
     return _in_order(found)
 
 
@@ -146,6 +148,18 @@ def _of_accuracy(results: Results) -> list[str]:
             f"**Attention in {dtype}**: largest error against float64: {', '.join(told)}; plain "
             f"code in {dtype}: {plain:.1e}. {found.within.sum()} of {found.cases.sum()} cases are "
             "within twice the plain error."
+        )
+    whole = rows[(rows.level != "attention") & (rows.dtype == "float32")]
+    for (level, subject), found in whole.groupby(["level", "subject"], sort=False):
+        told = [
+            f"{TITLES[row.approach]} {row.tokens_same:.0f} of {row.tokens:.0f}"
+            + (f", WER {row.wer:.1%}" if row.words else "")
+            for row in found.itertuples()
+        ]
+        where = " through a server" if level == "server" else ""
+        out.append(
+            f"**{subject.split(',')[0]} in float32**{where}: tokens that transformers in float64 "
+            f"chooses too: {'; '.join(told)}."
         )
     return out
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pagealign.compare import model_accuracy
 from pagealign.paths import REPO
 
 TOKEN = 20 * 64 * 2 * 2  # bytes of a key and a value of Whisper-large-v3 in one layer, bf16
@@ -93,3 +94,16 @@ def test_what_is_printed_and_written(folder):
     for name in ("compare.html", "compare.md", "compare.json", "cost.csv", "fragmentation.csv"):
         assert (report / name).stat().st_size
         assert str(report / name) in printed
+
+
+@pytest.mark.slow
+def test_a_server_per_tree(tmp_path):
+    """What ``--quick`` leaves out: six recordings on each of three servers at the same time."""
+    with model_accuracy.servers(tmp_path) as started:
+        rows = list(model_accuracy.server_rows(started))
+    for name in ("aligned", "varlen", "page1"):
+        mine = [row for row in rows if row.approach == name]
+        assert len({row.case for row in mine}) == len(mine) == 6
+        assert all(row.within and row.tokens_same == row.tokens == row.compared for row in mine)
+        # Two words of the six transcripts' 142 are heard wrong, by transformers too.
+        assert (sum(row.words for row in mine), sum(row.word_errors for row in mine)) == (142, 2)
