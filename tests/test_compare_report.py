@@ -99,7 +99,8 @@ def found() -> Results:
         metadata = replace(step, part="metadata", copied=0, time_ratio=2.0, microseconds=99.0)
         steps += [metadata, step, replace(step, decoded=128), replace(metadata, decoded=128)]
         steps += [replace(r, phase="prefill", decoded=4) for r in (metadata, step)]
-        steps += [replace(r, text_only=1, uploads=3, copied=99) for r in (metadata, step)]
+        uploads = 3 if name == "varlen" else 0
+        steps += [replace(r, text_only=1, uploads=uploads, copied=99) for r in (metadata, step)]
         twice = 0 if name == "aligned" else 41
         for page_size in (1, 64, 128):
             pools.append(replace(POOL, approach=name, page_size=page_size, freed_twice=twice))
@@ -126,7 +127,8 @@ def test_sentences_tell_the_planted_figures():
         "page-size-1 view 128 host syncs, 0 B copied, 400 B of tables."
     )
     mixed = text_of(said, "With one of the 4 text only, Whisper-large-v3")
-    assert "page-aligned 0 host syncs, 3 uploads that wait, 99 B copied" in mixed
+    assert "page-aligned 0 host syncs, 0 uploads that wait, 99 B copied" in mixed
+    assert "varlen gather 64 host syncs, 3 uploads that wait" in mixed
     pool = text_of(said, "Trace whisper")
     assert "the gap costs 2.4% of the encoder's slots; aligned frees 0 pages twice" in pool
     assert "free 41 pages twice" in pool
@@ -236,6 +238,7 @@ def test_a_right_aligned_tree_has_no_fault():
         ("fragmentation", "owned_twice", "owned twice"),
         ("fragmentation", "aliased", "aliased"),
         ("cost", "syncs", "waits"),
+        ("cost", "uploads", "waits"),
         ("cost", "copied", "copies"),
     ],
 )

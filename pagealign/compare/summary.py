@@ -172,7 +172,7 @@ def faults_of_aligned(found: Results) -> list[str]:
         if (pools[name] > 0).any():
             out.append(f"the pool has {name.replace('_', ' ')} pages or slots")
     steps = found.cost[(found.cost.approach == "aligned") & (found.cost.phase == "decode")]
-    if (steps.syncs > 0).any():
+    if (steps.syncs + steps.uploads > 0).any():
         out.append("a decode step waits for the device")
     # Beside requests without an encoder the others' queries and outputs are picked out.
     if (steps[steps.text_only == 0].copied > 0).any():
