@@ -29,6 +29,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 GROUPS = ("unit", "aligned", "stock", "varlen", "server")
 WITH_TREE = ("aligned", "stock", "varlen")
+# A fixture of a file there takes minutes, so the file's tests go to one process. (pytest-xdist's
+# "loadgroup" does not group with pytest 9.2.)
+SHARES = {"server": "loadfile"}
 NONE_COLLECTED = 5  # pytest's exit code
 
 
@@ -114,7 +117,7 @@ class Runner:
         marker = "slow" if self.slow else "not slow"
         command = [sys.executable, "-m", "pytest", "-m", marker, f"--junitxml={junit}"]
         if self.jobs > 1:
-            command += ["-n", str(self.jobs), "--dist", "worksteal"]
+            command += ["-n", str(self.jobs), "--dist", SHARES.get(group, "worksteal")]
         command += ["-o", f"cache_dir={self.out / f'{group}.cache'}", *self.pytest_args, *tests]
         code = self._stream(group, command, env)
         try:

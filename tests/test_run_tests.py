@@ -95,6 +95,18 @@ def test_all_groups_each_with_its_tree(repo):
     assert any(line.startswith("aligned | ") for line in lines)
 
 
+def test_server_tests_of_a_file_run_in_one_process(repo):
+    write(
+        repo / "tests" / "server" / "test_shared.py",
+        "import os, pathlib, pytest\n"
+        "@pytest.mark.parametrize('n', range(8))\n"
+        "def test_who(n): pathlib.Path(f'who-{n}').write_text(str(os.getpid()))\n",
+    )
+    code, lines = run(repo, "server")
+    assert (code, lines[-1]) == (0, "9 passed, 0 failed, 0 skipped"), "\n".join(lines)
+    assert len({path.read_text() for path in repo.glob("who-*")}) == 1
+
+
 def test_failures_errors_and_skips_are_added_up(repo):
     write(
         repo / "tests" / "test_more.py",
