@@ -101,7 +101,7 @@ def found() -> Results:
         steps += [replace(r, phase="prefill", decoded=4) for r in (metadata, step)]
         uploads = 3 if name == "varlen" else 0
         steps += [replace(r, text_only=1, uploads=uploads, copied=99) for r in (metadata, step)]
-        twice = 0 if name == "aligned" else 41
+        twice = 0 if name == "aligned" else 4_100
         for page_size in (1, 64, 128):
             pools.append(replace(POOL, approach=name, page_size=page_size, freed_twice=twice))
         errors += [replace(ERROR, approach=name, dtype=dtype) for dtype in ("float32", "bfloat16")]
@@ -131,7 +131,7 @@ def test_sentences_tell_the_planted_figures():
     assert "varlen gather 64 host syncs, 3 uploads that wait" in mixed
     pool = text_of(said, "Trace whisper")
     assert "the gap costs 2.4% of the encoder's slots; aligned frees 0 pages twice" in pool
-    assert "free 41 pages twice" in pool
+    assert "free 4,100 pages twice" in pool
     assert "page-aligned 2.0e-03" in text_of(said, "Attention in bfloat16")
     assert "3 of 3 cases" in text_of(said, "Attention in float32")
 
@@ -188,7 +188,7 @@ def test_the_page_needs_nothing_outside_it():
     assert len([tag for tag in links.tags if tag == "img"]) == len(plots.PLOTS)
     assert links.targets and all(target.startswith("data:") for target in links.targets)
     assert "script" not in links.tags and "link" in links.tags
-    assert "61.4 MB" in links.cells and "41" in links.cells
+    assert "61.4 MB" in links.cells and "4,100" in links.cells
 
 
 def test_markdown_and_page_have_the_same_cells():

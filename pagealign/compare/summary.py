@@ -123,12 +123,12 @@ def _of_pools(results: Results) -> list[str]:
         out.append(
             f"**Trace {trace}, page size {page_size}**: the gap costs "
             f"{aligned.gap_per_encoder:.1%} of the encoder's slots; aligned frees "
-            f"{aligned.freed_twice:.0f} pages twice and serves {aligned.finished:.0f} of "
-            f"{aligned.requests:.0f} requests; the rows of stock, which "
-            f"varlen and the page-size-1 view share, free {stock.freed_twice:.0f} pages twice, put "
-            f"up to {stock.owned_twice:.0f} pages at once into two requests' rows, so that on "
+            f"{aligned.freed_twice:,.0f} pages twice and serves {aligned.finished:,.0f} of "
+            f"{aligned.requests:,.0f} requests; the rows of stock, which varlen and the "
+            f"page-size-1 view share, free {stock.freed_twice:,.0f} pages twice, put up to "
+            f"{stock.owned_twice:,.0f} pages at once into two requests' rows, so that on "
             f"average {stock.aliased:,.0f} tokens lie in a slot that has another token's already, "
-            f"and get through {stock.finished:.0f}"
+            f"and get through {stock.finished:,.0f}"
             + (f" ({stock.stopped})." if stock.stopped else ".")
         )
     return out
