@@ -97,6 +97,7 @@ def test_what_is_printed_and_written(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_server_per_tree(tmp_path):
     """What ``--quick`` leaves out: six recordings on each of three servers at the same time."""
     with model_accuracy.servers(tmp_path) as started:
