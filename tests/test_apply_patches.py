@@ -5,6 +5,7 @@ Each refusal is held against a snapshot of the whole tree: paths, modes and cont
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -806,7 +807,11 @@ class Blocked:
         self._go.write_text("\n")
 
     def end(self) -> subprocess.CompletedProcess[str]:
-        out, err = self.process.communicate(timeout=60)
+        try:
+            out, err = self.process.communicate(timeout=60)
+        finally:  # bash ignores SIGQUIT, so the tool, which is one, may be left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess([], self.process.returncode, out, err)
 
 
