@@ -329,7 +329,7 @@ def chosen(only: Sequence[str]) -> list[Case]:
 
 def run(out: Path, only: Sequence[str] = ()) -> int:
     """Build, run and print; files go to ``out``. Returns the exit code."""
-    cases, console, out = chosen(only), report.console(), out.absolute()
+    cases, console, out = chosen(only), report.console(), report.out_folder(out.absolute())
     with report.progress(console) as say, terminable():
         rows = _run_all(cases, out, say)
     console.print(report.table(rows, COLUMNS, "Whisper-base, six recordings"))

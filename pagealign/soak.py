@@ -306,7 +306,7 @@ def run(minutes: float, page_size: int, backend: str, seed: int, out: Path) -> i
     """Soak and print; files go to ``out``. Returns the exit code: 1 if anything is wrong."""
     from pagealign.trees import build_tree
 
-    console, out, found = report.console(), out.absolute(), Findings()
+    console, out, found = report.console(), report.out_folder(out.absolute()), Findings()
     with report.progress(console) as say, terminable():
         say("weights, recordings, answers of transformers, the tree")
         model, spoken = whisper_base(), clips()

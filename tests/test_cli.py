@@ -265,3 +265,13 @@ def test_without_typer_doctor_refuses_what_it_does_not_know():
     result = bare("doctor", "--jsn")
     assert result.returncode == 2
     assert "--jsn" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["demo", "soak", "parity --quick", "compare --quick"])
+def test_a_file_for_a_folder_is_told_before_anything_runs(tmp_path, command):
+    out = tmp_path / "out"
+    out.write_text("mine")
+    result = CliRunner().invoke(app, [*command.split(), "--out", str(out)])
+    assert result.exit_code == 2
+    assert result.output == f"pagealign: --out {out} can't be made: File exists\n"
+    assert out.read_text() == "mine"

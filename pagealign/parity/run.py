@@ -64,6 +64,7 @@ def run(*, quick: bool, out: Path, tree: Path | None = None, at_once: int = 2) -
     """
     started = time.monotonic()
     console = report.console()
+    report.out_folder(out)
     other = tree_of(tree) if tree else build_tree("aligned")
     stock = build_tree("stock")
     diffs = load_series().all
