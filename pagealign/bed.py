@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagealign.server import POOL_CHECKS
+
 if TYPE_CHECKING:
     from pagealign.moss_vl import Media
 
 # SGLang reads these when it is imported.
 ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_DEBUG_MEMORY_POOL": "1",
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
-    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    **dict.fromkeys(POOL_CHECKS, "1"),
     # Triton's kernels (FlashInfer's indices, FA3's graph metadata) in the interpreter
     "TRITON_INTERPRET": "1",
     "OMP_NUM_THREADS": "1",

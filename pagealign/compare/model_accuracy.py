@@ -56,8 +56,11 @@ class Subject:
     requests: dict[str, dict[str, Any]]
     logits_in: Callable[[torch.dtype], Callable[..., torch.Tensor]]
     words_of: Callable[[str, Sequence[int]], dict[str, int]] = lambda _case, _tokens: {}
-    _models: dict[torch.dtype, Callable[..., torch.Tensor]] = field(default_factory=dict)
-    _known: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+    # what ``logits`` knows; a copy by ``dataclasses.replace`` shares it
+    _models: dict[torch.dtype, Callable[..., torch.Tensor]] = field(
+        default_factory=dict, repr=False
+    )
+    _known: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def logits(self, dtype: torch.dtype, case: str, tokens: Sequence[int]) -> torch.Tensor:
         """Transformers' for a case's request, each worked out once: trees and dtypes mostly
@@ -190,11 +193,10 @@ def server_rows(started: dict[str, Server]) -> Iterator[Row]:
     subject, recordings = whisper_subject(), clips()
 
     def ask(server: Server) -> list[Generation]:
+        server.wait_ready()
         with Client(server.url) as client, explained(server):
             return [client.transcribe_tokens(clip.path) for clip in recordings]
 
-    for server in started.values():
-        server.wait_ready()
     answered = at_once(ask, list(started.values()), len(started))
     for (name, server), found in zip(started.items(), answered, strict=True):
         dtype = server.spec.dtype

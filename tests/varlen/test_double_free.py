@@ -1,13 +1,13 @@
 """Upstream 38840 stays: another way to read what stock allocates does not allocate better."""
 
 import pytest
+from bed_fixtures import pool_checks_off
 from double_free import ENCODER_LEN, HARMLESS, TWICE, free_twice, serve
 
 
 @pytest.mark.parametrize("page_size", [64, 128])
 def test_the_37th_decoder_token_frees_a_page_twice(make_bed, whisper, monkeypatch, page_size):
-    monkeypatch.setenv("SGLANG_DEBUG_MEMORY_POOL", "0")
-    monkeypatch.setenv("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "0")
+    pool_checks_off(monkeypatch)
     bed = make_bed(whisper(ENCODER_LEN), "intel_xpu", page_size)
     assert serve(bed, HARMLESS)[1] == free_twice(bed) == []
     assert bed.free() == bed.start
