@@ -1,4 +1,4 @@
-"""Runs groups of tests and prints their sum last: ``N passed, N failed, N skipped``.
+"""Runs groups of tests; prints last which failed and why, and ``N passed, N failed, N skipped``.
 
     scripts/run_tests.sh [--slow] [-j N] [GROUP...] [-- PYTEST_ARGUMENT...]
 
@@ -23,51 +23,56 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 GROUPS = ("unit", "aligned", "stock", "varlen", "server")
 WITH_TREE = ("aligned", "stock", "varlen")
-# A fixture of a file there takes minutes, so the file's tests go to one process. (pytest-xdist's
-# "loadgroup" does not group with pytest 9.2.)
-SHARES = {"server": "loadfile"}
+# How pytest-xdist shares the tests out. Fixtures of the server group's files take minutes, so a
+# file's tests go to one process ("loadgroup" does not group with pytest 9.2); after a crash a new
+# process would begin the file again, crash and all, up to eight times.
+SHARES = {"server": ("loadfile", "--max-worker-restart=0")}
 NONE_COLLECTED = 5  # pytest's exit code
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a group ended; ``problem`` is a reason to fail that no test shows."""
+    """How a group ended: ``failures`` has a line per test that failed, with its first line of
+    why; ``problem`` is a reason to fail that no test shows."""
 
     passed: int = 0
-    failed: int = 0
+    failures: tuple[str, ...] = ()
     skipped: int = 0
     problem: str | None = None
 
 
 def read_junit(path: Path) -> Outcome:
-    """Count the test cases of a junit XML file; a failure in teardown counts as failed."""
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    """Read the test cases of a junit XML file; a failure in teardown counts as failed."""
+    passed = skipped = 0
+    failures = {}
     for case in ET.parse(path).iter("testcase"):
-        kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            counts["failed"] += 1
-        elif "skipped" in kinds:
-            counts["skipped"] += 1
+        bad = next((child for child in case if child.tag in ("failure", "error")), None)
+        if bad is not None:
+            # A test that fails and whose teardown fails too has two cases.
+            why = (bad.get("message") or "").partition("\n")[0]
+            failures.setdefault(f"{case.get('classname')}::{case.get('name')}", why)
+        elif case.find("skipped") is not None:
+            skipped += 1
         else:
-            counts["passed"] += 1
-    return Outcome(**counts)
+            passed += 1
+    return Outcome(passed, tuple(f"{test}: {why}" for test, why in failures.items()), skipped)
 
 
 def judge(counts: Outcome, code: int, none_is_fine: bool) -> Outcome:
     """Add the problem that pytest's exit code or the counts show, if any."""
-    ran = counts.passed + counts.failed
+    ran = counts.passed + len(counts.failures)
     problem = None
     if code == NONE_COLLECTED or (ran == 0 and code == 0):
         problem = None if none_is_fine else "ran no test"
-    elif code != 0 and counts.failed == 0:
+    elif code != 0 and not counts.failures:
         problem = f"pytest exited with {code}"
-    return Outcome(counts.passed, counts.failed, counts.skipped, problem)
+    return replace(counts, problem=problem)
 
 
 def tests_of(group: str, repo: Path = REPO) -> list[str]:
@@ -117,7 +122,7 @@ class Runner:
         marker = "slow" if self.slow else "not slow"
         command = [sys.executable, "-m", "pytest", "-m", marker, f"--junitxml={junit}"]
         if self.jobs > 1:
-            command += ["-n", str(self.jobs), "--dist", SHARES.get(group, "worksteal")]
+            command += ["-n", str(self.jobs), "--dist", *SHARES.get(group, ("worksteal",))]
         command += ["-o", f"cache_dir={self.out / f'{group}.cache'}", *self.pytest_args, *tests]
         code = self._stream(group, command, env)
         try:
@@ -164,9 +169,10 @@ class Runner:
 
 def summarise(outcomes: dict[str, Outcome], slow: bool) -> tuple[list[str], int]:
     """The closing lines and the exit code. A group with a problem counts as one failure."""
-    lines = [f"{group}: {o.problem}" for group, o in outcomes.items() if o.problem]
+    lines = [f"failed: {line}" for o in outcomes.values() for line in o.failures]
+    lines += [f"{group}: {o.problem}" for group, o in outcomes.items() if o.problem]
     passed = sum(o.passed for o in outcomes.values())
-    failed = sum(o.failed for o in outcomes.values()) + len(lines)
+    failed = len(lines)
     skipped = sum(o.skipped for o in outcomes.values())
     if slow and passed + failed == 0:
         lines.append("no test is marked slow")

@@ -85,7 +85,12 @@ def start(repo: Path, *arguments: str) -> subprocess.Popen[str]:
 def run(repo: Path, *arguments: str) -> tuple[int, list[str]]:
     """The exit code and the lines of output."""
     process = start(repo, *arguments)
-    out, _ = process.communicate(timeout=120)
+    try:
+        out, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        print(process.communicate(timeout=30)[0])
+        raise
     return process.returncode, out.splitlines()
 
 
@@ -112,14 +117,17 @@ def test_failures_errors_and_skips_are_added_up(repo):
         repo / "tests" / "test_more.py",
         "import pytest\n"
         "@pytest.fixture\n"
-        "def bad(): yield; raise OSError\n"
-        "def test_fails(): assert False\n"
+        "def bad(): yield; raise OSError('no\\nroom')\n"
+        "def test_fails(): assert 1 == 2, 'why'\n"
         "def test_teardown(bad): pass\n"
         "@pytest.mark.skip\n"
         "def test_skipped(): pass\n",
     )
     code, lines = run(repo, "unit", "server")
     assert (code, lines[-1]) == (1, "2 passed, 2 failed, 1 skipped")
+    fails, teardown = lines[-3:-1]
+    assert fails == "failed: tests.test_more::test_fails: AssertionError: why"
+    assert teardown.startswith("failed: tests.test_more::test_teardown: ")
 
 
 def test_one_group_and_arguments_for_pytest(repo):
@@ -163,23 +171,35 @@ def test_a_crash_is_a_failure(repo):
 
 
 def test_a_crash_in_one_of_two_processes_is_a_failure(repo):
+    write(repo / "tests" / "test_c.py", "import os\ndef test_c(): os._exit(0)\n")
+    code, lines = run(repo, "unit")
+    assert (code, lines[-1]) == (1, "1 passed, 1 failed, 0 skipped")
+    assert "crashed" in lines[-2]
+
+
+def test_a_crash_in_the_server_group_is_not_tried_again(repo):
     write(
-        repo / "tests" / "server" / "test_c.py",
-        "import os\ndef test_c(): os._exit(0)\ndef test_d(): pass\n",
+        repo / "tests" / "server" / "test_d.py",
+        "import os, pathlib\n"
+        "def test_d():\n"
+        f"    with open({str(repo / 'tries')!r}, 'a') as file: file.write('x')\n"
+        "    os._exit(0)\n",
     )
     code, lines = run(repo, "server")
-    assert (code, lines[-1]) == (1, "1 passed, 1 failed, 0 skipped")
+    assert code == 1
+    assert lines[-1].endswith(" passed, 1 failed, 0 skipped")
+    assert "crashed" in lines[-2]
+    assert (repo / "tries").read_text() == "x"
 
 
 def test_two_processes_run_at_the_same_time(repo):
     os.mkfifo(repo / "meet")
+    meet = f"import pathlib\nmeet = pathlib.Path({str(repo / 'meet')!r})\n"
     write(
         repo / "tests" / "server" / "test_c.py",
-        "import pathlib\n"
-        f"meet = pathlib.Path({str(repo / 'meet')!r})\n"
-        "def test_c(): assert meet.read_text() == 'x'\n"
-        "def test_d(): meet.write_text('x')\n",
+        f"{meet}def test_c(): assert meet.read_text() == 'x'\n",
     )
+    write(repo / "tests" / "server" / "test_d.py", f"{meet}def test_d(): meet.write_text('x')\n")
     assert run(repo, "server")[1][-1] == "2 passed, 0 failed, 0 skipped"
 
 
@@ -252,7 +272,7 @@ def test_without_an_environment_it_says_what_to_do(repo):
     ("counts", "code", "slow", "problem"),
     [
         (Outcome(passed=1), 0, False, None),
-        (Outcome(passed=1, failed=1), 1, False, None),
+        (Outcome(passed=1, failures=("t: why",)), 1, False, None),
         (Outcome(passed=1), 1, False, "pytest exited with 1"),
         (Outcome(passed=1), 2, True, "pytest exited with 2"),
         (Outcome(), 3, True, "pytest exited with 3"),
