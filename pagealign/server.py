@@ -230,6 +230,11 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def started(self) -> bool:
+        """Whether it was started and not stopped since; it may be loading, or have died."""
+        return self._process is not None
+
     def __enter__(self) -> Server:
         self.start()
         try:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,3 +139,46 @@ def test_the_truth_of_the_same_tokens_is_worked_out_once(tmp_path):
         (torch.float64, "b", (1,), (3, 4)),
         (torch.float32, "a", (1,), (3, 4)),
     ]
+
+
+@pytest.mark.parametrize(("free", "at_once"), [(64, 3), (9, 2), (5, 1), (1, 1)])
+def test_servers_run_at_once_as_the_memory_allows(tmp_path, monkeypatch, free, at_once):
+    """Of 4 GiB each; the others follow, and each is asked and ended."""
+    running, most, asked = set(), [], []
+
+    class Fake:
+        url = "http://127.0.0.1:1"
+
+        def __init__(self, spec, _log):
+            self.spec = spec
+
+        @property
+        def started(self):
+            return self in running
+
+        def start(self):
+            running.add(self)
+            most.append(len(running))
+
+        def wait_ready(self):
+            assert self.started
+            asked.append(self)
+            # what runs beside it has its turn before it ends
+            time.sleep(0.1)
+
+        def stop(self):
+            running.discard(self)
+
+    gib = SimpleNamespace(available=free << 30)
+    monkeypatch.setattr(model_accuracy.psutil, "virtual_memory", lambda: gib)
+    monkeypatch.setattr(model_accuracy, "Server", Fake)
+    monkeypatch.setattr(model_accuracy, "clips", list)
+    for name in ("whisper_base", "whisper_subject"):
+        monkeypatch.setattr(model_accuracy, name, lambda: None)
+    monkeypatch.setattr(model_accuracy, "build_tree", lambda name: tmp_path / name)
+    with model_accuracy.servers(tmp_path) as found:
+        assert len(running) == at_once
+        assert list(model_accuracy.server_rows(found)) == []
+        assert not running
+    assert max(most) == at_once
+    assert sorted(map(id, asked)) == sorted(map(id, found.values()))

@@ -1,4 +1,7 @@
-"""Faults planted in copies of the aligned tree, one each: parity finds and names each."""
+"""Faults planted in copies of the aligned tree, one each: parity finds and names each.
+
+Each takes a start of SGLang; most are slow tests therefore.
+"""
 
 from __future__ import annotations
 
@@ -106,14 +109,28 @@ MUTANTS = [
 ]
 
 
+QUICK = {
+    "kv_start_idx",
+    "the order of free slots",
+    "a bit of the logits",
+    "a column of FA3's page table",
+}
+
+
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
-    """Per mutant, and for the aligned tree as it is, the verdicts on both workloads."""
+def verdicts(request, tmp_path_factory):
+    """Per mutant that is asked for, and for the aligned tree as it is, the verdicts on both
+    workloads."""
+    asked_for = {
+        item.callspec.params["mutant"]
+        for item in request.session.items
+        if item.path == request.path and "mutant" in item.fixturenames
+    }
     folder = tmp_path_factory.mktemp("mutants")
     jobs = [
         Job(name, build_tree(name), "short", folder / "out" / name) for name in ("stock", "aligned")
     ]
-    for i, mutant in enumerate(MUTANTS):
+    for i, mutant in enumerate(one for one in MUTANTS if one in asked_for):
         tree = copy_tree("aligned", folder / f"tree-{i}")
         file = tree / "sglang" / "srt" / mutant.file
         text = file.read_text()
@@ -134,7 +151,13 @@ def test_the_trees_themselves(verdicts):
         assert all(v.entries > 1000 for v in verdicts[name])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else pytest.mark.slow)
+        for one in MUTANTS
+    ],
+)
 def test_a_planted_fault_is_named(verdicts, mutant):
     flashinfer, fa3 = verdicts[mutant.name]
     fault = fa3.fault if mutant.backend == "fa3" else flashinfer.fault

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pagealign.assets import clips, whisper_base
 from pagealign.client import Client, Generation, at_once, explained
 from pagealign.compare.accuracy_row import Row, errors
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 64
 DTYPES = ("float32", "bfloat16")
+SERVER_BYTES = 4 << 30  # of memory: one takes 3.4 GB at its most
 SLOTS_PER_REQUEST = 2048  # more than a recording's 1500 + 448 tokens take, in whole pages
 IMAGES = (1, 2)  # per request to the tiny Mllama: E = 68 and 136
 IMAGE_TOKENS = 8
@@ -164,9 +167,11 @@ def rows(subject: Subject, dtype: str, found: dict[str, list[dict[str, Any]]]) -
 
 @contextlib.contextmanager
 def servers(out: Path) -> Iterator[dict[str, Server]]:
-    """A server of Whisper-base per tree, in float32, by the approach's name. They are started
-    but not waited for: a start takes a core most of a minute. Logs go to the folder ``out``."""
+    """A server of Whisper-base per tree, in float32, by the approach's name. As many as the memory
+    has room for are started, but not waited for: a start takes a core most of a minute. Logs go
+    to the folder ``out``."""
     slots = SLOTS_PER_REQUEST * (len(clips()) + 1)  # fresh pages for each recording
+    room = max(1, psutil.virtual_memory().available // SERVER_BYTES)
     found = {}
     with contextlib.ExitStack() as stack:
         for one in APPROACHES:
@@ -181,23 +186,29 @@ def servers(out: Path) -> Iterator[dict[str, Server]]:
             )
             found[one.name] = server = Server(spec, out / f"server-{one.name}.log")
             stack.callback(server.stop)
-            server.start()
+            if len(found) <= room:
+                server.start()
         yield found
 
 
 def server_rows(started: dict[str, Server]) -> Iterator[Row]:
     """The recordings of ``whisper_subject`` through each of the ``servers``, one at a time:
-    the errors are those of the log-probabilities of the tokens that it chose."""
+    the errors are those of the log-probabilities of the tokens that it chose. Those that are
+    not started yet are, each where another has ended."""
     import torch
 
     subject, recordings = whisper_subject(), clips()
 
     def ask(server: Server) -> list[Generation]:
+        server.start()
         server.wait_ready()
         with Client(server.url) as client, explained(server):
-            return [client.transcribe_tokens(clip.path) for clip in recordings]
+            answers = [client.transcribe_tokens(clip.path) for clip in recordings]
+        server.stop()
+        return answers
 
-    answered = at_once(ask, list(started.values()), len(started))
+    limit = sum(server.started for server in started.values())
+    answered = at_once(ask, list(started.values()), limit)
     for (name, server), found in zip(started.items(), answered, strict=True):
         dtype = server.spec.dtype
         for clip, answer in zip(recordings, found, strict=True):
