@@ -18,7 +18,6 @@ from pagealign.compare import fragmentation
 from pagealign.compare.fragmentation import (
     LLAMA_11B_VISION,
     WHISPER_LARGE_V3,
-    ModelShape,
     Workload,
     capacity,
     check,
@@ -321,8 +320,8 @@ def test_reading_in_place_gathers_nothing(name):
 
 
 def test_model_shapes():
-    assert ModelShape("m", 1, 1, 2, 8, itemsize=4).kv_bytes == 2 * 8 * 4 * 2
     assert WHISPER_LARGE_V3.kv_bytes == 5120
+    assert LLAMA_11B_VISION.kv_bytes == 2 * 8 * 128 * 2
     # 40 text layers, of which every fifth from 3 on is a cross-attention layer
     cross = len(range(3, 40, 5))
     assert (LLAMA_11B_VISION.cross_layers, LLAMA_11B_VISION.self_layers) == (cross, 40 - cross)

@@ -21,6 +21,11 @@ class Model:
     encoder_len: int
     prompt_len: int
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's key and value in one layer, in 16 bit."""
+        return 2 * self.kv_heads * self.head_size * 2
+
 
 MODELS = (
     # openai/whisper-large-v3, config.json: decoder_layers 32, decoder_attention_heads 20,

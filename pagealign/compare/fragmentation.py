@@ -37,30 +37,7 @@ KERNEL_PAGE_SIZES = {"intel_xpu": (64, 128), "torch_native": (), "flashinfer": (
 TABLE_ENTRY = 4  # bytes: int32
 POINTS = 128
 SERIES_FILE = "fragmentation_series.csv"
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What a gather copies: decoder layers that attend to the encoder and to the decoder, KV
-    heads, head size, bytes per element."""
-
-    name: str
-    cross_layers: int
-    self_layers: int
-    kv_heads: int
-    head_dim: int
-    itemsize: int = 2
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of one token's key and value in one layer."""
-        return 2 * self.kv_heads * self.head_dim * self.itemsize
-
-
-WHISPER_LARGE_V3, LLAMA_11B_VISION = (
-    ModelShape(m.name, m.cross_layers, m.self_layers, m.kv_heads, m.head_size)
-    for m in cost_cases.MODELS
-)
+WHISPER_LARGE_V3, LLAMA_11B_VISION = cost_cases.MODELS
 
 
 @dataclass(frozen=True)
@@ -68,7 +45,7 @@ class Workload:
     """A trace, the model that serves it, and the server's limits."""
 
     trace: Trace
-    model: ModelShape
+    model: cost_cases.Model
     limits: Limits
 
 
@@ -426,7 +403,7 @@ def run(
 
 
 def user_workload(
-    path: Path, model: ModelShape, limits: Limits, steps_per_second: float = 1.0
+    path: Path, model: cost_cases.Model, limits: Limits, steps_per_second: float = 1.0
 ) -> Workload:
     """A user's trace file as a workload."""
     return Workload(read_trace(path, steps_per_second), model, limits)
