@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 64
 DTYPES = ("float32", "bfloat16")
-SERVER_BYTES = 4 << 30  # of memory: one takes 3.4 GB at its most
+SERVER_BYTES = 4 << 30  # of memory: all processes of one take 3.3 GB at their most
 SLOTS_PER_REQUEST = 2048  # more than a recording's 1500 + 448 tokens take, in whole pages
 IMAGES = (1, 2)  # per request to the tiny Mllama: E = 68 and 136
 IMAGE_TOKENS = 8

@@ -16,7 +16,12 @@ from tiny_reference import mllama_answer
 
 from pagealign.bed import Bed, Request
 
-CONFIGS = [("torch_native", 64), ("torch_native", 128), ("intel_xpu", 64), ("intel_xpu", 128)]
+CONFIGS = [
+    ("torch_native", 64),
+    pytest.param("torch_native", 128, marks=pytest.mark.slow),
+    ("intel_xpu", 64),
+    ("intel_xpu", 128),
+]
 XPU_64 = ("intel_xpu", 64)
 
 # Whisper with E = 100 (R = 128): speech and text, short and past a page of 64

@@ -6,16 +6,16 @@ from tiny_reference import whisper_answer
 
 from pagealign.bed import Request
 
+slow = pytest.mark.slow
 CONFIGS = [
     ("torch_native", 1),
     ("torch_native", 16),
-    ("torch_native", 64),
-    ("torch_native", 128),
+    pytest.param("torch_native", 64, marks=slow),
+    pytest.param("torch_native", 128, marks=slow),
     ("intel_xpu", 64),
     ("intel_xpu", 128),
 ]
 # below, at and above a page of 64, and one that spans two pages of 128
-slow = pytest.mark.slow
 ENCODER_LENS = [40, 100, pytest.param(64, marks=slow), pytest.param(200, marks=slow)]
 # long enough to open decoder pages of 64, and longer than the shortest encoder
 STEPS = 70
