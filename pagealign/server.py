@@ -217,7 +217,7 @@ class Server:
         self.spec, self.log, self.timeout = spec, log, timeout
         self.port = 0
         self.startup_seconds = 0.0
-        self._started = 0.0
+        self._started_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -242,7 +242,7 @@ class Server:
         except BaseException:
             self.stop()
             raise
-        self.startup_seconds = time.monotonic() - self._started
+        self.startup_seconds = time.monotonic() - self._started_at
         return self
 
     def __exit__(
@@ -255,9 +255,9 @@ class Server:
 
     def start(self) -> None:
         """Start the process and return at once; nothing if it is started already."""
-        if self._process is not None:
+        if self.started:
             return
-        self._started = time.monotonic()
+        self._started_at = time.monotonic()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         with self.log.open("wb") as out:

@@ -32,7 +32,7 @@ WITH_TREE = ("aligned", "stock", "varlen")
 # How pytest-xdist shares the tests out. Fixtures of the server group's files take minutes, so a
 # file's tests go to one process ("loadgroup" does not group with pytest 9.2); after a crash a new
 # process would begin the file again, crash and all, up to eight times.
-SHARES = {"server": ("loadfile", "--max-worker-restart=0")}
+SHARES = {"server": ("--dist=loadfile", "--max-worker-restart=0")}
 NONE_COLLECTED = 5  # pytest's exit code
 
 
@@ -122,7 +122,7 @@ class Runner:
         marker = "slow" if self.slow else "not slow"
         command = [sys.executable, "-m", "pytest", "-m", marker, f"--junitxml={junit}"]
         if self.jobs > 1:
-            command += ["-n", str(self.jobs), "--dist", *SHARES.get(group, ("worksteal",))]
+            command += ["-n", str(self.jobs), *SHARES.get(group, ("--dist=worksteal",))]
         command += ["-o", f"cache_dir={self.out / f'{group}.cache'}", *self.pytest_args, *tests]
         code = self._stream(group, command, env)
         try:

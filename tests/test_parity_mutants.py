@@ -21,7 +21,8 @@ FLASHINFER = "layers/attention/flashinfer_backend.py"
 @dataclass(frozen=True)
 class Mutant:
     """The first ``old`` in a file of ``sglang/srt`` becomes ``new``, and the first difference
-    is ``found``; of the workload on FlashInfer, or on FA3."""
+    is ``found``; of the workload on FlashInfer, or on FA3. All but the ``quick`` are slow
+    tests."""
 
     name: str
     file: str
@@ -29,6 +30,7 @@ class Mutant:
     new: str
     found: str
     backend: str = "flashinfer"
+    quick: bool = False
 
 
 MUTANTS = [
@@ -39,6 +41,7 @@ MUTANTS = [
         "                kv_lens_cpu = seq_lens_cpu\n"
         "                kv_start_idx = kv_start_idx - 1\n            else:",
         "request r000000, step 1, decode.plan.kv_indices[0]: ",
+        quick=True,
     ),
     Mutant(
         "a reserve at page size 1",
@@ -82,6 +85,7 @@ MUTANTS = [
         "self.free_pages = self.free_pages[need_size:]",
         "self.free_pages = self.free_pages[need_size:].flip(0)",
         "step 0, pool.free_pages[0]: stock 45, other 2048",
+        quick=True,
     ),
     Mutant(
         "a bit of the logits",
@@ -90,6 +94,7 @@ MUTANTS = [
         "        last = logits.next_token_logits[-1, 7:8]\n"
         "        last.copy_(torch.nextafter(last, last + 1))\n        return logits\n",
         "request r000000, step 0, model.logits[0][7]: ",
+        quick=True,
     ),
     Mutant(
         "prompt_tokens",
@@ -105,16 +110,9 @@ MUTANTS = [
         "cols.clamp(max=req_to_token.shape[1] - 1) - 1",
         "request r000000, step 0, metadata.page_table[0][0]: ",
         backend="fa3",
+        quick=True,
     ),
 ]
-
-
-QUICK = {
-    "kv_start_idx",
-    "the order of free slots",
-    "a bit of the logits",
-    "a column of FA3's page table",
-}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +152,7 @@ def test_the_trees_themselves(verdicts):
 @pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else pytest.mark.slow)
+        pytest.param(one, id=one.name, marks=[] if one.quick else pytest.mark.slow)
         for one in MUTANTS
     ],
 )

@@ -200,7 +200,7 @@ def server_rows(started: dict[str, Server]) -> Iterator[Row]:
     subject, recordings = whisper_subject(), clips()
 
     def ask(server: Server) -> list[Generation]:
-        server.start()
+        server.start()  # and stop: it would end with this thread
         server.wait_ready()
         with Client(server.url) as client, explained(server):
             answers = [client.transcribe_tokens(clip.path) for clip in recordings]

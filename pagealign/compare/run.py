@@ -13,6 +13,7 @@ from pagealign import report
 from pagealign.compare import (
     accuracy,
     cost,
+    cost_cases,
     fragmentation,
     kernels,
     model_accuracy,
@@ -20,7 +21,7 @@ from pagealign.compare import (
     results,
     summary,
 )
-from pagealign.compare.fragmentation import LLAMA_11B_VISION, WHISPER_LARGE_V3, Limits, Workload
+from pagealign.compare.fragmentation import Limits, Workload
 from pagealign.compare.parallel import Where
 from pagealign.compare.parallel import check as check_parallel
 from pagealign.compare.results import Results
@@ -28,7 +29,7 @@ from pagealign.compare.tree_worker import workers
 from pagealign.errors import PagealignError
 from pagealign.server import terminable
 
-MODELS = {"whisper-large-v3": WHISPER_LARGE_V3, "llama-3.2-11b-vision": LLAMA_11B_VISION}
+MODELS = {model.name.lower(): model for model in cost_cases.MODELS}
 
 
 def user_workloads(
