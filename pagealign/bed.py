@@ -215,18 +215,18 @@ class Bed:
         return self.scheduler.tp_worker.model_runner.model
 
     def poison_free_slots(self) -> None:
-        """Fill every slot that no request owns: K with NaN, V with 1e4.
+        """Fill every slot that no request owns with NaN, as a bad request may leave it.
 
         Done before each iteration, so what a request is given is poisoned until it is
-        written, the gap for good. A read of it shows; V stays finite because the XPU
-        kernel multiplies the tail of a partly used page by zero.
+        written, or until the backend zeroes it: the XPU kernel multiplies the values
+        behind a length by zero, which a NaN survives.
         """
         pages = self.allocator.get_all_free_pages()
         slots = pages[:, None] * self.page_size + torch.arange(self.page_size)
         pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
         for k, v in zip(pool.k_buffer, pool.v_buffer, strict=True):
             k[slots.flatten()] = float("nan")
-            v[slots.flatten()] = 1e4
+            v[slots.flatten()] = float("nan")
 
     def run(self, requests: Iterable[Request], max_steps: int = 5000) -> list[Result]:
         """Serve ``requests`` through SGLang's own event loop until it is idle."""
