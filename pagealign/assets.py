@@ -76,9 +76,10 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     and its marker are written: an interruption leaves nothing that looks finished. A
     folder from which files went missing is built again.
     """
-    final = cache_dir("assets") / name
+    final = cache_dir("assets", to_write=False) / name
     if _is_complete(final):
         return final
+    cache_dir("assets")
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=final.parent) as work:
         new = Path(work) / "new"
         new.mkdir()
@@ -202,12 +203,21 @@ def clips() -> list[Clip]:
 
 
 def clip_of(path: Path, transcript: str | None = None) -> Clip:
-    """A clip of any recording that libsndfile reads; PagealignError if it can't."""
+    """A clip of any recording that libsndfile reads; PagealignError if it can't, or if the
+    recording has no samples."""
     import soundfile
 
+    give = "give a WAV, FLAC, OGG or MP3 file"
     try:
-        seconds = soundfile.info(path).duration
+        info = soundfile.info(path)
     except (soundfile.LibsndfileError, OSError):
-        hint = "isn't audio that libsndfile reads" if path.is_file() else "doesn't exist"
-        raise PagealignError(f"{path} {hint}: give a WAV, FLAC, OGG or MP3 file") from None
+        if not path.is_file():
+            raise PagealignError(f"{path} doesn't exist: {give}") from None
+        raise PagealignError(
+            f"{path} isn't audio that libsndfile reads: {give} (a server beside ffmpeg reads "
+            "more, such as WebM, but here libsndfile measures the length first: convert it)"
+        ) from None
+    if info.frames == 0:
+        raise PagealignError(f"{path} has no samples: give a recording that isn't empty")
+    seconds = info.duration
     return Clip(path.stem, path, seconds, transcript)

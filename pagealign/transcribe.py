@@ -55,7 +55,7 @@ def recordings(audio: Sequence[Path]) -> list[Clip]:
 
 def _fetched(path: Path) -> str | None:
     """The words of ``path`` if it is a fetched clip, by its place in the cache."""
-    if path.resolve().parent.parent != cache_dir("assets").resolve():
+    if path.resolve().parent.parent != cache_dir("assets", to_write=False).resolve():
         return None
     return next((c.transcript for c in clips() if c.path.resolve() == path.resolve()), None)
 

@@ -88,7 +88,7 @@ def build_tree(name: TreeName, patches: Path = PATCHES) -> Path:
     pin = load_pin(patches)
     tree = _folder(name, patches, pin)
     if not tree.is_dir():
-        with FileLock(_trees() / ".lock"):
+        with FileLock(_trees(to_write=True) / ".lock"):
             _build(name, patches, pin)
     _verify(tree, name, pin)
     return tree
@@ -119,7 +119,7 @@ def prune_trees(keep: Collection[Path]) -> list[Path]:
 
     Nothing is known of who runs on them: another clone's trees have other keys.
     """
-    with FileLock(_trees() / ".lock"):
+    with FileLock(_trees(to_write=True) / ".lock"):
         doomed = [tree for tree in list_trees() if tree not in keep]
         for tree in doomed:
             _delete(tree)
@@ -145,8 +145,8 @@ def tree_of(path: Path) -> Path:
     )
 
 
-def _trees() -> Path:
-    return cache_dir("trees")
+def _trees(*, to_write: bool = False) -> Path:
+    return cache_dir("trees", to_write=to_write)
 
 
 def _diffs(name: TreeName, patches: Path) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ unset CDPATH GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 usage() {
   cat <<'EOF'
 usage: apply_patches.sh [--check | --reverse | --status] [--core | --series NAME]
-                        [--patches DIR] (--installed | PATH)
+                        [--patches DIR] (--installed | [--] PATH)
 
 Applies the patch series to the SGLang tree at PATH: a git checkout's root, its python/
 folder, an unpacked package (a folder that holds sglang/), or the sglang folder itself.
@@ -325,7 +325,7 @@ lock() {
   hold_signals
   if mkdir "$dir" 2>/dev/null; then
     stage=$dir
-    : >"$dir/$me"
+    staged overwrite /dev/null "$dir/$me"
   else
     [ -d "$dir" ] || die $FAILED "$dir can't be made: is the disk full?"
     for file in "$dir"/run-*; do owner=${file##*/}; done
@@ -343,6 +343,27 @@ is_alive() { kill -0 "$1" 2>/dev/null || [ -d "/proc/$1" ]; }
 
 unlock() { [ -z "$stage" ] || rm -rf -- "$stage"; }
 
+overwrite() { cat "$1" >"$2"; } # FROM TO: TO keeps its mode and owner
+
+staged() { # COMMAND...: which writes in $stage; where it fails, one line says why
+  local words
+  words=$("$@" 2>&1) || stage_failed "$words"
+}
+
+stage_failed() { # WORDS: of what failed
+  refuse_full "$1"
+  die $FAILED "$stage could not be written (${1##*: }): nothing has changed"
+}
+
+refuse_full() { # WORDS: returns where they are not about a full disk
+  case $1 in
+    *'No space left'* | *'quota exceeded'*)
+      die $FAILED "the disk that holds $stage is full: nothing has changed; free some space" ;;
+  esac
+}
+
+save_section() { section "$@" >"$stage/section"; } # DIFF FILE
+
 section() { # DIFF FILE: prints the part of DIFF that is about FILE
   local line inside=''
   while IFS= read -r line; do
@@ -350,23 +371,29 @@ section() { # DIFF FILE: prints the part of DIFF that is about FILE
       "diff --git a/python/sglang/$2 b/python/sglang/$2") inside=1 ;;
       'diff --git '*) inside='' ;;
     esac
-    [ -z "$inside" ] || printf '%s\n' "$line"
+    [ -z "$inside" ] || printf '%s\n' "$line" || return
   done <"$1"
 }
 
 apply_section() { # DIFF FILE [-R]: to the copy of FILE in $stage/work
-  section "$patches/$1" "$2" >"$stage/section"
+  local words
+  staged save_section "$patches/$1" "$2"
   [ -s "$stage/section" ] || return 0
-  (
+  words=$(
+    exec 2>&1
     cd -- "$stage/work"
+    unset GIT_CONFIG_PARAMETERS GIT_CONFIG_COUNT
     if [ "$tool" = git ]; then # as outside any repository, whatever the user's settings
       GIT_DIR=/dev/null GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 \
         git apply --whitespace=nowarn ${3+"$3"} ../section
     else
       patch -p1 -F0 -f -s ${3+"$3"} <../section
     fi
-  ) >/dev/null 2>&1 || die $FAILED "$1 does not apply to $2: nothing has changed" \
-    "(python -m pagealign.series check says more)"
+  ) || {
+    refuse_full "$words"
+    die $FAILED "$1 does not apply to $2: nothing has changed" \
+      "(python -m pagealign.series check says more)"
+  }
 }
 
 # Makes the new version of each changed file in $stage/new, and a copy of the present one in
@@ -374,21 +401,21 @@ apply_section() { # DIFF FILE [-R]: to the copy of FILE in $stage/work
 # partly applied tree can be put right.
 build_stage() { # GOAL
   local i n from file work
-  mkdir -p "$stage/old" "$stage/new"
+  staged mkdir -p "$stage/old" "$stage/new"
   for i in "${changed[@]}"; do
     file=${files[i]} work=$stage/work/python/sglang/${files[i]} from=$(file_level "$i")
-    mkdir -p "${work%/*}"
+    staged mkdir -p "${work%/*}"
     if [ -e "$tree/$file" ]; then
-      cp -p "$tree/$file" "$stage/old/$i"
-      cat "$tree/$file" >"$work"
+      staged cp -p "$tree/$file" "$stage/old/$i"
+      staged overwrite "$tree/$file" "$work"
     fi
     for ((n = upto[from]; n < upto[$1]; n++)); do apply_section "${diffs[n]}" "$file"; done
     for ((n = upto[from] - 1; n >= upto[$1]; n--)); do apply_section "${diffs[n]}" "$file" -R; done
     [ "$(sha256 "$work")" = "${want[3 * i + $1]}" ] ||
       die $FAILED "$file would not become what $patches/PIN says: nothing has changed"
     [ -e "$work" ] || continue
-    [ ! -e "$stage/old/$i" ] || cp -p "$stage/old/$i" "$stage/new/$i" # for its mode and owner
-    cat "$work" >"$stage/new/$i"
+    [ ! -e "$stage/old/$i" ] || staged cp -p "$stage/old/$i" "$stage/new/$i" # for its mode and owner
+    staged overwrite "$work" "$stage/new/$i"
   done
 }
 
@@ -423,6 +450,11 @@ find_tools() {
   [ $tool != none ] || [ "$mode" = status ] || die $NO_TOOL "neither git nor patch: install one"
 }
 
+take_path() {
+  [ -z "$path" ] || die $USAGE "one PATH only: see --help"
+  path=$1
+}
+
 parse() {
   while [ $# -gt 0 ]; do
     case $1 in
@@ -438,10 +470,9 @@ parse() {
       --patches)
         [ $# -gt 1 ] || die $USAGE "--patches needs a folder"
         patches=$2 && shift ;;
+      --) while [ $# -gt 1 ]; do shift && take_path "$1"; done ;;
       -*) die $USAGE "unknown option $1: see --help" ;;
-      *)
-        [ -z "$path" ] || die $USAGE "one PATH only: see --help"
-        path=$1 ;;
+      *) take_path "$1" ;;
     esac
     shift
   done
@@ -472,7 +503,8 @@ release_signals
 if [ "$mode" = check ]; then
   judge $goal
   select_changes $goal
-  stage=$(mktemp -d)
+  stage=$(mktemp -d 2>/dev/null) ||
+    die $FAILED "no temporary folder can be made in ${TMPDIR:-/tmp}: set TMPDIR to one that exists"
   build_stage $goal
   echo "would apply: $(count_changed) of $tree"
   exit 0

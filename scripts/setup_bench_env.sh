@@ -106,7 +106,8 @@ main() {
         --print) say "$env" ;;
         --remove) rm -rf "$envs" && say "removed $envs" ;;
         "")
-            mkdir -p "$envs" || die "cannot make $envs; move the cache: PAGEALIGN_CACHE=/a/path"
+            mkdir -p "$envs" 2>/dev/null && [[ -w $envs ]] ||
+                die "cannot write $envs; move the cache: PAGEALIGN_CACHE=/a/path"
             # Another clone may be building; the lock goes when this process does.
             exec 9>"$envs/.lock"
             flock -n 9 || {

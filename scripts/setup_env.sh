@@ -246,12 +246,17 @@ SH
 
 # -- commands ------------------------------------------------------------------------------
 
+make_envs() {
+    mkdir -p "$envs" 2>/dev/null && [[ -w $envs ]] ||
+        die "cannot write $envs; move the cache: PAGEALIGN_CACHE=/a/path make env"
+}
+
 make_env() {
     if shared_is_ready && thin_is_ready; then
         say "environment ready: $shared"
         return
     fi
-    mkdir -p "$envs" || die "cannot make $envs; move the cache: PAGEALIGN_CACHE=/a/path make env"
+    make_envs
     take_lock
     shared_is_ready || build_shared
     thin_is_ready || build_thin
@@ -260,7 +265,7 @@ make_env() {
 
 prune() {
     local dir count=0
-    mkdir -p "$envs"
+    make_envs
     take_lock
     while IFS= read -r dir; do
         say "removing $dir"

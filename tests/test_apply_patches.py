@@ -244,6 +244,47 @@ def test_the_users_git_and_environment_do_not_matter(run, tmp_path):
     assert snapshot(package) == before
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"GIT_CONFIG_PARAMETERS": "'core.autocrlf=true'"},
+        {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "core.autocrlf",
+            "GIT_CONFIG_VALUE_0": "true",
+        },
+    ],
+    ids=["parameters", "count"],
+)
+def test_git_settings_in_the_environment_do_not_matter(run, tree, env):
+    ok(run(tree, env=env))
+    assert contents(tree / "sglang") == ALL
+
+
+def test_a_path_that_begins_with_a_dash(run, tmp_path):
+    package = make_package(tmp_path / "-tree")
+    ok(run("--", "-tree", cwd=tmp_path))
+    assert contents(package) == ALL
+    refused(run("--", "-tree", "other", cwd=tmp_path), USAGE, "one PATH")
+    refused(run("--"), USAGE, "--installed")
+
+
+def test_check_without_a_temporary_folder(run, tree, tmp_path):
+    missing = str(tmp_path / "missing")
+    refused(run("--check", tree, env={"TMPDIR": missing}), FAILED, missing, "TMPDIR")
+
+
+@pytest.mark.parametrize("mode", [[], ["--check"]])
+@pytest.mark.parametrize("name", ["cp", "cat", "git", "mkdir"])
+def test_a_full_disk(run, tree, tmp_path, mode, name):
+    """The lock's own mkdir comes before there is anything to write."""
+    passes = 'case "$*" in -p*) ;; *) exec "$REAL" "$@" ;; esac' if name == "mkdir" else ""
+    script = f'{passes}\necho "{name}: error writing: No space left on device" >&2\nexit 1'
+    before = snapshot(tree)
+    refused(run(*mode, tree, path=fake(tmp_path / "bin", name, script)), FAILED, "full")
+    assert snapshot(tree) == before
+
+
 # --- which tree -----------------------------------------------------------------------
 
 

@@ -495,6 +495,20 @@ def test_a_recording_of_ones_own(tmp_path: Path) -> None:
         assets.clip_of(tmp_path / "text.wav")
 
 
+def test_a_recording_without_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "empty.wav"
+    path.write_bytes(wav([]))
+    with pytest.raises(PagealignError, match="no samples"):
+        assets.clip_of(path)
+
+
+def test_a_format_that_only_ffmpeg_reads_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "talk.webm"
+    path.write_bytes(b"\x1a\x45\xdf\xa3")  # how a WebM file begins
+    with pytest.raises(PagealignError, match="ffmpeg reads more, such as WebM.*convert it"):
+        assets.clip_of(path)
+
+
 # --- word error rate --------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pagealign.cli import app
 from pagealign.errors import PagealignError
-from pagealign.paths import REPO
+from pagealign.paths import REPO, cache_dir
 
 
 @pytest.fixture
@@ -275,3 +275,49 @@ def test_a_file_for_a_folder_is_told_before_anything_runs(tmp_path, command):
     assert result.exit_code == 2
     assert result.output == f"pagealign: --out {out} can't be made: File exists\n"
     assert out.read_text() == "mine"
+
+
+def in_a_file(tmp_path: Path) -> dict[str, str]:
+    """Variables that put the cache below a file."""
+    file = tmp_path / "file"
+    file.touch()
+    more = {"PAGEALIGN_CACHE": str(file / "cache")}
+    return {key: value for key, value in os.environ.items() if key != "PAGEALIGN_WHEEL"} | more
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["pagealign", "tree", "aligned"], 2),
+        (["pagealign", "assets"], 2),
+        (["pagealign.series", "check"], 1),
+        (["pagealign.parity.gpu_prepare", "OUT"], 1),
+    ],
+)
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path, command, code):
+    command = [str(tmp_path / "out") if word == "OUT" else word for word in command]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=REPO, env=in_a_file(tmp_path), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done
+    assert done.stderr.count("\n") == 1
+    assert "Not a directory" in done.stderr
+    assert "PAGEALIGN_CACHE=" in done.stderr
+
+
+def test_a_read_only_cache_is_refused_only_to_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("PAGEALIGN_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cache_dir("trees", to_write=False) == tmp_path / "trees"
+    with pytest.raises(PagealignError, match="Permission denied.*PAGEALIGN_CACHE="):
+        cache_dir("trees")
+
+
+@pytest.mark.parametrize("script", ["setup_env.sh", "setup_bench_env.sh"])
+def test_the_scripts_say_so_too(tmp_path, script):
+    env = in_a_file(tmp_path) | {"PYTHON": sys.executable}
+    done = subprocess.run([REPO / "scripts" / script], env=env, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "PAGEALIGN_CACHE=" in done.stderr

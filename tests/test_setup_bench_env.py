@@ -40,6 +40,7 @@ class Clone:
         for name in (
             "scripts/setup_bench_env.sh",
             "pagealign/__init__.py",
+            "pagealign/errors.py",
             "pagealign/paths.py",
             "pagealign/bench/constraints.txt",
             "pagealign/bench/requirements.txt",

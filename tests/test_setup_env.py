@@ -119,7 +119,12 @@ def tool(folder: Path, name: str, source: str) -> None:
 
 
 def make_clone(root: Path, tmp: Path) -> Clone:
-    for name in ("scripts/setup_env.sh", "pagealign/__init__.py", "pagealign/paths.py"):
+    for name in (
+        "scripts/setup_env.sh",
+        "pagealign/__init__.py",
+        "pagealign/errors.py",
+        "pagealign/paths.py",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPO / name, root / name)
     (root / "pyproject.toml").write_text(PYPROJECT)

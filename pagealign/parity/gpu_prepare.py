@@ -6,6 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pagealign.errors import PagealignError
 from pagealign.parity.jobs import Call, run_calls
 from pagealign.trees import build_tree
 
@@ -29,4 +30,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    try:
+        main(Path(sys.argv[1]).absolute())
+    except PagealignError as error:
+        sys.exit(f"gpu_prepare: {error}")
