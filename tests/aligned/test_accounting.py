@@ -476,6 +476,24 @@ def test_embedding(make_bed, sent, mllama, page_size):
     assert batches[-1].cached_tokens == [0]
 
 
+@page_sizes
+@pytest.mark.parametrize(("limit", "refused"), [(74, False), (73, True)])
+def test_embedding_length(make_bed, mllama, page_size, limit, refused):
+    """A prompt of 73 is refused from a limit of 73 on, whatever its gap."""
+    from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput
+
+    bed = make_bed(mllama, "torch_native", page_size)
+    scheduler = bed.scheduler
+    scheduler.max_req_input_len = limit
+    recv = bed._tokenized("e", Request(QUESTION, image(1, 0)))
+    names = ("rid", "input_text", "input_ids", "mm_inputs", "token_type_ids", "sampling_params")
+    recv = TokenizedEmbeddingReqInput(**{name: getattr(recv, name) for name in names})
+    scheduler.handle_embedding_request(recv)
+    (req,) = scheduler.waiting_queue
+    scheduler.waiting_queue.clear()
+    assert (req.to_finish is not None) == refused
+
+
 def test_tiers():
     """The gap is taken off the tier that holds the encoder; the tiers add up."""
     from sglang.srt.managers.schedule_batch import Req, split_cached_prefix_by_tier
