@@ -61,11 +61,17 @@ class Media:
     grid_thw: torch.Tensor
 
 
-def processor_output(config: PreTrainedConfig, input_ids: tuple[int, ...], media: Media | None):
+def processor_output(
+    config: PreTrainedConfig,
+    input_ids: tuple[int, ...],
+    media: Media | None,
+    check_finite: bool = False,
+):
     """SGLang's ``MultimodalProcessorOutput`` of a request, with or without media.
 
     All by SGLang's own processor class, from what the hub's processor gives it. A token
-    sees the frames whose image tokens are not behind it.
+    sees the frames whose image tokens are not behind it. ``check_finite``: let the processor
+    refuse features with NaN or infinity, as a server's does; the bed takes any.
     """
     from sglang.srt.multimodal.processors.moss_vl import MossVLImageProcessor
 
@@ -89,6 +95,10 @@ def processor_output(config: PreTrainedConfig, input_ids: tuple[int, ...], media
             self.image_only_mm_tokens = None
             self.vision_seq_pad_multiple = 1
             self.use_cuda_ipc = False
+
+        def _check_features_finite(self, mm_items):
+            if check_finite:
+                super()._check_features_finite(mm_items)
 
         async def load_mm_data(self, **_):
             return SimpleNamespace(input_text=None, images=None)

@@ -153,6 +153,7 @@ def test_every_expectation_names_diffs_of_the_series():
     assert set(load_series().fixes) - fixes == {
         "fixes_torch_native_empty_encoder.diff",
         "fixes_moss_vl_retraction.diff",
+        "fixes_non_finite_features.diff",
     }
 
 
