@@ -376,11 +376,9 @@ section() { # DIFF FILE: prints the part of DIFF that is about FILE
 }
 
 apply_section() { # DIFF FILE [-R]: to the copy of FILE in $stage/work
-  local words
   staged save_section "$patches/$1" "$2"
   [ -s "$stage/section" ] || return 0
-  words=$(
-    exec 2>&1
+  ( # no command substitution: bash would have git ignore SIGQUIT in one
     cd -- "$stage/work"
     unset GIT_CONFIG_PARAMETERS GIT_CONFIG_COUNT
     if [ "$tool" = git ]; then # as outside any repository, whatever the user's settings
@@ -389,8 +387,9 @@ apply_section() { # DIFF FILE [-R]: to the copy of FILE in $stage/work
     else
       patch -p1 -F0 -f -s ${3+"$3"} <../section
     fi
-  ) || {
-    refuse_full "$words"
+  ) >"$stage/words" 2>&1 || {
+    refuse_full "$(<"$stage/words")"
+    staged overwrite "$stage/section" "$stage/words" # a full disk has no room for words either
     die $FAILED "$1 does not apply to $2: nothing has changed" \
       "(python -m pagealign.series check says more)"
   }
