@@ -1,10 +1,13 @@
 """The faults of the stock release, each as it shows; the aligned group has the cures."""
 
+import math
+
 import pytest
 from bed_fixtures import PROMPT, assert_same, audio, image, pool_checks_off
 from tiny_reference import mllama_answer, whisper_answer
 
 from pagealign.bed import Request
+from pagealign.tiny_models import tiny_llama
 
 
 def test_intel_xpu_calls_the_kernel_at_page_size_1(make_bed, whisper):
@@ -85,3 +88,14 @@ def test_rows_of_a_mixed_mllama_batch(make_bed, mllama):
         assert_same(bed.run_one(request), *answer)
     together = bed.run(requests)
     assert [r.output_ids for r in together] != [ids for ids, _ in expected]
+
+
+def test_a_decoder_only_model_reads_what_its_last_owner_left(make_bed, tmp_path):
+    """The paged kernel multiplies the values behind a length by zero, for every model: a text
+    is NaN where the slots that it is given held NaN. The series leaves these models alone."""
+    model = tiny_llama(tmp_path)
+    text = Request(tuple(range(5, 15)), max_new_tokens=4)
+    sound = make_bed(model, "intel_xpu", 64, poison=False).run_one(text)
+    assert all(math.isfinite(value) for value in sound.output_logprobs)
+    spoilt = make_bed(model, "intel_xpu", 64).run_one(text)
+    assert not all(math.isfinite(value) for value in spoilt.output_logprobs)
