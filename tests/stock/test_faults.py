@@ -1,5 +1,7 @@
 """The faults of the stock release, each as it shows; the aligned group has the cures."""
 
+import math
+
 import pytest
 from bed_fixtures import PROMPT, assert_same, audio, image, pool_checks_off
 from tiny_reference import mllama_answer, whisper_answer
@@ -85,3 +87,17 @@ def test_rows_of_a_mixed_mllama_batch(make_bed, mllama):
         assert_same(bed.run_one(request), *answer)
     together = bed.run(requests)
     assert [r.output_ids for r in together] != [ids for ids, _ in expected]
+
+
+def test_a_text_behind_an_image_is_wrong_whatever_the_image_holds(make_bed, mllama):
+    """40476 (S6): a NaN in the image has no part in it; page size 1."""
+    sound, spoilt = image(1, 0), image(1, 0)
+    spoilt[0, 0, 0, 0, 0, 0] = math.nan
+    ids, _ = mllama_answer(mllama, None, (2, 10, 11), 6)
+    bed = make_bed(mllama, "torch_native", 1, poison=False)
+    texts = []
+    for features in (sound, spoilt):
+        picture = Request((2, 5, 20, 11), features, max_new_tokens=6)
+        texts.append(bed.run([picture, Request((2, 10, 11), max_new_tokens=6)])[1])
+    assert texts[0].output_ids != ids
+    assert_same(texts[1], texts[0].output_ids, texts[0].output_logprobs)
