@@ -99,3 +99,17 @@ def test_a_decoder_only_model_reads_what_its_last_owner_left(make_bed, tmp_path)
     assert all(math.isfinite(value) for value in sound.output_logprobs)
     spoilt = make_bed(model, "intel_xpu", 64).run_one(text)
     assert not all(math.isfinite(value) for value in spoilt.output_logprobs)
+
+
+def test_a_text_behind_an_image_is_wrong_whatever_the_image_holds(make_bed, mllama):
+    """40476 (S6): a NaN in the image has no part in it; page size 1."""
+    sound, spoilt = image(1, 0), image(1, 0)
+    spoilt[0, 0, 0, 0, 0, 0] = math.nan
+    ids, _ = mllama_answer(mllama, None, (2, 10, 11), 6)
+    bed = make_bed(mllama, "torch_native", 1, poison=False)
+    texts = []
+    for features in (sound, spoilt):
+        picture = Request((2, 5, 20, 11), features, max_new_tokens=6)
+        texts.append(bed.run([picture, Request((2, 10, 11), max_new_tokens=6)])[1])
+    assert texts[0].output_ids != ids
+    assert_same(texts[1], texts[0].output_ids, texts[0].output_logprobs)
